@@ -15,7 +15,7 @@ import accelerators
 import forked
 import pytest
 from processes import REPOSITORY
-from slurm_cluster import slurm_cluster, slurm_missing
+from slurm_cluster import slurm_cluster
 
 TESTS = pathlib.Path(__file__).parent
 # What the tests of a directory are where they do not say it themselves; files of tests/ itself are unit tests.
@@ -144,8 +144,6 @@ def slurm(tmp_path_factory):
 
     Each has two GPUs, which exist for Slurm alone: TensorFlow finds none, and trains on the CPU.
     """
-    if reason := slurm_missing():
-        pytest.skip(reason)
     with slurm_cluster(tmp_path_factory.mktemp("slurm"), nodes=("n9", "n10"), gpus=2) as cluster:
         yield cluster
 

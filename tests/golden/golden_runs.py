@@ -22,6 +22,9 @@ from typing import Any
 
 import numpy as np
 
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "support"))  # For record.py, which pytest does not run.
+import processes
+
 # Starts a process; test_golden.py puts one in its place that forks.
 Popen = subprocess.Popen
 HERE = pathlib.Path(__file__).parent
@@ -167,24 +170,10 @@ def _free_ports(count: int) -> list[int]:
 
 def _run_all(command: list[str], environments: list[dict[str, str]], code: int) -> None:
     """Runs a process in each environment, side by side; all must end with `code`, and none is left behind."""
-    processes = [
-        Popen(
-            command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-        )
-        for env in environments
-    ]
-    try:
-        outputs = [process.communicate(timeout=300)[0].decode() for process in processes]
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            try:
-                process.wait(timeout=15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-    assert [process.returncode for process in processes] == [code] * len(processes), "\n".join(outputs)
+    commands = [command] * len(environments)
+    with processes.started(commands, environments, popen=Popen, grace=15.0) as started:
+        outputs = [process.communicate(timeout=300)[0].decode() for process in started]
+    assert [process.returncode for process in started] == [code] * len(started), "\n".join(outputs)
 
 
 def train(name: str, topology: str, directory: pathlib.Path, stop_after: int | None = None) -> dict[str, Any]:

@@ -7,12 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 from launching import REPOSITORY, worker_environment
 from parameters import slow_except
-from slurm_cluster import slurm_cluster, slurm_missing
+from processes import until
+from slurm_cluster import slurm_cluster
 
 LAUNCH = REPOSITORY / "launch"
 SLURM_FILES = sorted(LAUNCH.rglob("*.sbatch"))
@@ -33,6 +33,8 @@ COURSES = {
     "courses/cte_power.sbatch": (1, 1, 1, 40, "--config=configs/courses/bsc_mnist.py"),
     "courses/cte_power_gpus.sbatch": (1, 1, 4, 160, "--replicas=1,2,4 --epochs=5"),
 }
+MPI = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine (Debian: openmpi-bin)")
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 FLAGS = ["--config=configs/digits.py", "--workdir=runs/x y"]
 # Sites have `module` as a function of the shell; here it is one that says what it was asked for.
 MODULES = {"BASH_FUNC_module%%": '() { echo "module $*"; }'}
@@ -63,6 +65,20 @@ def found(directory):
     return [json.loads(path.read_text()) for path in files]
 
 
+def assert_asked(workers, log, *, tasks, gpus, cpus):
+    """Asserts how many tasks there are, and how many GPUs and processors each has."""
+    assert [worker["worker_spec"]["rank"] for worker in workers] == list(range(tasks)), log.read_text()
+    for worker in workers:
+        assert worker["environment"]["SLURM_CPUS_PER_TASK"] == str(cpus)
+        seen = worker["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",")
+        assert sum(gpu.isdecimal() for gpu in seen) == gpus
+
+
+def bash(*words, env, cwd=REPOSITORY):
+    """Runs a file by bash; returns its end and its output as text."""
+    return subprocess.run(["bash", *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=180)
+
+
 @pytest.mark.parametrize("path", [*SLURM_FILES, *PBS_FILES, LAUNCH / "pbs/train.sh", LAUNCH / "mpi.sh"], ids=name)
 def test_bash_can_parse_it(path):
     subprocess.run(["bash", "-n", path], check=True)
@@ -75,23 +91,24 @@ def test_bash_can_parse_it(path):
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
-    if reason := slurm_missing():
-        pytest.skip(reason)
     directory, features = tmp_path_factory.mktemp("slurm"), "v100-32g,gpu"
     with slurm_cluster(directory, nodes=("n9", "n10"), cpus=160, gpus=8, features=features) as cluster:
         yield cluster
 
 
-def submit(slurm, env, log, *words, until="JobState=COMPLETED"):
-    """Submits a job, waits until its description contains `until`, and returns its id."""
-    sbatch = ["sbatch", "--parsable", "--account=abc", f"--output={log}", *words]
-    done = slurm.run(sbatch, env=env, cwd=REPOSITORY)
-    assert done.returncode == 0, done.stderr
-    job, deadline = done.stdout.strip(), time.monotonic() + 180
-    while until not in (state := slurm.run(["scontrol", "show", "job", job]).stdout):
-        failed = re.search(r"JobState=(FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", state)
-        assert not failed and time.monotonic() < deadline, state + (log.read_text() if log.exists() else "")
-        time.sleep(0.1)
+def submit(slurm, env, log, *words, state="COMPLETED", restarts="0"):
+    """Submits a job, waits until it is in this state and has had so many restarts, and returns its id."""
+    job = slurm.output(["sbatch", "--parsable", "--account=abc", f"--output={log}", *words], env=env).strip()
+
+    def is_there():
+        found = slurm.job(job)
+        assert found["JobState"] not in {"FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"} - {state}, shown()
+        return (found["JobState"], found["Restarts"]) == (state, restarts)
+
+    def shown():
+        return f"{slurm.job(job)}{log.read_text() if log.exists() else ''}"
+
+    until(is_there, 180, shown, pause=0.1)
     return job
 
 
@@ -104,7 +121,7 @@ def test_a_slurm_file_runs_another_command_with_the_array_task_number(slurm, pro
     assert {worker["environment"]["SLURM_CPUS_PER_TASK"] for worker in workers} == {"2"}
     # A study starts its own steps, so the file runs it once. One that is stopped in time is requeued.
     once = ["bash", "-c", "echo once; exit 75"]
-    job = submit(slurm, probe, log, "--nodes=1", *small, "launch/slurm.sbatch", *once, until="Restarts=1")
+    job = submit(slurm, probe, log, "--nodes=1", *small, "launch/slurm.sbatch", *once, state="PENDING", restarts="1")
     slurm.run(["scancel", job])
     assert log.read_text().count("once") == 1
 
@@ -119,17 +136,15 @@ def test_slurm_starts_the_tasks_that_the_file_asks_for(slurm, probe, tmp_path, f
     log = tmp_path / "log"
     submit(slurm, probe, log, "--nodes=2", "--partition=all", f"launch/{file}", *FLAGS)
     workers = found(tmp_path)
-    assert [worker["worker_spec"]["rank"] for worker in workers] == list(range(2 * tasks)), log.read_text()
+    assert_asked(workers, log, tasks=2 * tasks, gpus=gpus, cpus=cpus)
     for worker in workers:
         place = worker["worker_spec"]
         assert place["launcher"] == "slurm" and place["num_workers"] == len(place["addresses"]) == 2 * tasks
         # In a container there is no scontrol: there the file puts the job back, and not tfdist.
         requeue = [] if "apptainer" in file else ["--config.cluster.requeue=true"]
         assert worker["arguments"] == ["-m", "tfdist.main", *FLAGS, *requeue]
-        assert worker["environment"]["SLURM_CPUS_PER_TASK"] == str(cpus)
         assert worker["cwd"] == str(REPOSITORY)
-        seen = [gpu for gpu in worker["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.isdecimal()]
-        assert len(seen) == gpus and (place["gpu_sharers"] == (tasks if gpus == tasks > 1 else 1) or not gpus)
+        assert place["gpu_sharers"] == (tasks if gpus == tasks > 1 else 1) or not gpus
         assert ("IN_CONTAINER" in worker["environment"]) == ("apptainer" in file)
     assert {address.partition(":")[0] for address in workers[0]["worker_spec"]["addresses"]} == {"n9", "n10"}
     loads = [line for line in log.read_text().splitlines() if line.startswith("module load ")]
@@ -142,12 +157,9 @@ def test_a_job_of_a_course_has_the_tasks_of_its_page(slurm, probe, tmp_path, fil
     log = tmp_path / "log"
     submit(slurm, probe, log, "--partition=all", f"--error={tmp_path}/err", f"launch/{file}", "--more=x y")
     workers = found(tmp_path)
-    assert [worker["worker_spec"]["rank"] for worker in workers] == list(range(tasks)), log.read_text()
+    assert_asked(workers, log, tasks=tasks, gpus=gpus, cpus=cpus)
     for worker in workers:
         assert " ".join(worker["arguments"][:-1]).endswith(last) and worker["arguments"][-1] == "--more=x y"
-        assert worker["environment"]["SLURM_CPUS_PER_TASK"] == str(cpus)
-        seen = [gpu for gpu in worker["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.isdecimal()]
-        assert len(seen) == gpus
     assert len({address.partition(":")[0] for address in workers[0]["worker_spec"]["addresses"]}) == nodes
 
 
@@ -170,7 +182,7 @@ def test_pbs_directives_follow_the_grammar_of_qsub(path):
     assert limit == 3600 * hours + 60 * minutes + seconds - 120
 
 
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine (Debian: openmpi-bin)")
+@MPI
 @pytest.mark.parametrize("path", PBS_FILES, ids=name)
 def test_a_pbs_file_starts_a_rank_for_each_line_of_the_node_file(probe, tmp_path, path):
     (tmp_path / "nodes").write_text("localhost\nlocalhost\n")
@@ -179,16 +191,13 @@ def test_a_pbs_file_starts_a_rank_for_each_line_of_the_node_file(probe, tmp_path
         "PBS_NODEFILE": str(tmp_path / "nodes"),
         "PBS_JOBID": "123.server",
         "TFDIST_ARGS": "--config=configs/digits.py --workdir=runs/x",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
     }
     if "apptainer" not in path.name:
         probe.pop("TFDIST_CONTAINER")
     # PBS runs a copy of the file, from the home directory.
     copy = pathlib.Path(shutil.copy(path, tmp_path / "job.SC"))
-    env = worker_environment(**job, **probe)
-    done = subprocess.run(["bash", copy], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=180)
+    done = bash(copy, env=worker_environment(**job, **AS_ROOT, **probe), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     workers = found(tmp_path)
     assert [(w["worker_spec"]["rank"], w["worker_spec"]["num_workers"]) for w in workers] == [(0, 2), (1, 2)]
@@ -204,26 +213,21 @@ def test_a_pbs_file_runs_another_command_once(probe, tmp_path):
     variables = {"TFDIST_COMMAND": "python my_script.py", "TFDIST_ARGS": "--seed=%a", "TFDIST_RANKS": "0"}
     variables |= {"PBS_O_WORKDIR": str(REPOSITORY), "PBS_ARRAY_INDEX": "4"}
     probe.pop("TFDIST_CONTAINER")
-    env = worker_environment(**variables, **probe)
-    subprocess.run(["bash", LAUNCH / "pbs/karolina.pbs"], env=env, check=True, capture_output=True, timeout=180)
+    bash(LAUNCH / "pbs/karolina.pbs", env=worker_environment(**variables, **probe)).check_returncode()
     assert [worker["arguments"] for worker in found(tmp_path)] == [["my_script.py", "--seed=4"]]
 
 
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine (Debian: openmpi-bin)")
+@MPI
 def test_mpi_starts_the_ranks_of_named_hosts(probe, tmp_path):
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    env = worker_environment(
-        **allowed, PYTHONPATH=probe["PYTHONPATH"], PATH=path, TFDIST_HOSTS="localhost:2,127.0.0.1:1"
-    )
-    command = ["bash", LAUNCH / "mpi.sh", *FLAGS]
-    subprocess.run(command, env=env, cwd=REPOSITORY, check=True, capture_output=True, timeout=180)
+    variables = {"PYTHONPATH": probe["PYTHONPATH"], "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    env = worker_environment(**AS_ROOT, **variables, TFDIST_HOSTS="localhost:2,127.0.0.1:1")
+    bash(LAUNCH / "mpi.sh", *FLAGS, env=env).check_returncode()
     workers = found(tmp_path)
     assert [worker["worker_spec"]["rank"] for worker in workers] == [0, 1, 2]
     for worker in workers:
         assert worker["arguments"] == ["-m", "tfdist.main", *FLAGS] and worker["worker_spec"]["launcher"] == "mpi"
     env.pop("TFDIST_HOSTS")
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    done = bash(LAUNCH / "mpi.sh", *FLAGS, env=env)
     assert done.returncode != 0 and "Set TFDIST_HOSTS, such as server1:2,server2:2" in done.stderr
 
 
@@ -236,10 +240,10 @@ def test_the_pbs_files_ask_the_run_to_save_before_the_time_is_up(tmp_path, code)
     (tmp_path / "nodes").write_text("localhost\n")
     variables = {"PBS_O_WORKDIR": str(REPOSITORY), "PBS_NODEFILE": str(tmp_path / "nodes"), "TFDIST_SECONDS": "1"}
     env = worker_environment(**variables, **MODULES, PATH=f"{tmp_path}:{os.environ['PATH']}")
-    done = subprocess.run(["bash", LAUNCH / "pbs/karolina.pbs"], env=env, capture_output=True, text=True, timeout=60)
+    done = bash(LAUNCH / "pbs/karolina.pbs", env=env)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (code, "asked")
     env.pop("PBS_O_WORKDIR")
-    done = subprocess.run(["bash", LAUNCH / "pbs/train.sh"], env=env, capture_output=True, text=True, timeout=60)
+    done = bash(LAUNCH / "pbs/train.sh", env=env)
     assert done.returncode != 0 and "submit this file with qsub" in done.stderr
 
 

@@ -5,18 +5,14 @@ import sys
 
 import numpy as np
 import pytest
-from launching import (
-    ATOL,
-    REPOSITORY,
-    assert_weights_agree,
-    run_all,
-    train_command,
-    weights,
-    worker_environment,
-)
-from slurm_cluster import slurm_cluster, slurm_missing
+from launching import ATOL, assert_weights_agree, run_all, train_command, weights, worker_environment
+from slurm_cluster import slurm_cluster
 from topologies import environments
 
+pytestmark = pytest.mark.slow
+MPI = pytest.mark.skipif(
+    shutil.which("mpirun") is None, reason="no mpirun on this machine (Debian: apt-get install openmpi-bin)"
+)
 # mpirun refuses root, and more ranks than processors, unless told that this is meant; and it binds ranks to single
 # processors: then TensorFlow's threads share out sums in another way than elsewhere.
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
@@ -30,41 +26,27 @@ def two_processes(tmp_path_factory):
     return weights(workdir)
 
 
-@pytest.mark.slow
 def test_two_processes_of_tf_config_are_the_run_of_one(two_processes, alone):
     assert_weights_agree(two_processes, alone, atol=ATOL)
 
 
-@pytest.mark.slow
+@MPI
 def test_two_ranks_of_mpirun_are_two_processes_of_tf_config(two_processes, tmp_path):
-    if shutil.which("mpirun") is None:
-        pytest.skip("no mpirun on this machine (Debian: apt-get install openmpi-bin)")
     run_all([[*MPIRUN, "-n", "2", *train_command(tmp_path)]], [worker_environment()])
     assert_weights_agree(weights(tmp_path), two_processes, atol=0)
 
 
-@pytest.mark.slow
+@MPI
 def test_mpirun_over_two_hosts(alone, tmp_path):
     """In a Slurm allocation, mpirun starts its ranks on the hosts of that, and tells none which rank is where."""
-    if shutil.which("mpirun") is None:
-        pytest.skip("no mpirun on this machine (Debian: apt-get install openmpi-bin)")
-    if reason := slurm_missing():
-        pytest.skip(reason)
     with slurm_cluster(tmp_path / "slurm") as slurm:
         launch = ["salloc", "-N2", "--ntasks-per-node=1", *MPIRUN, "-n", "2"]
-        env = {"CUDA_VISIBLE_DEVICES": ""}
-        done = slurm.run([*launch, *train_command(tmp_path / "run")], env=env, cwd=REPOSITORY, timeout=300)
-    assert done.returncode == 0, done.stderr
+        slurm.output([*launch, *train_command(tmp_path / "run")], timeout=300)
     assert_weights_agree(weights(tmp_path / "run"), alone, atol=ATOL)
 
 
-@pytest.mark.slow
+@MPI
 def test_an_unchanged_script_under_mpirun_and_srun(tmp_path):
-    if shutil.which("mpirun") is None:
-        pytest.skip("no mpirun on this machine (Debian: apt-get install openmpi-bin)")
-    if reason := slurm_missing():
-        pytest.skip(reason)
-
     def line(name: str) -> list[str]:
         script = ["tests/scripts/unchanged.py", f"--out={tmp_path / name}"]
         return [sys.executable, "-m", "tfdist.run", f"--workdir={tmp_path / f'workdir-{name}'}", *script]
@@ -74,9 +56,7 @@ def test_an_unchanged_script_under_mpirun_and_srun(tmp_path):
         launch = ["srun", "-N2", "--ntasks-per-node=1", *line("srun")]
         # Both nodes are this machine: files in a temporary directory would be written by both.
         (temporary := tmp_path / "temporary").mkdir()
-        environment = {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(temporary)}
-        done = slurm.run(launch, env=environment, cwd=REPOSITORY, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert printed.count("steps 12") == done.stdout.count("steps 12") == 1
+        by_slurm = slurm.output(launch, env={"TMPDIR": str(temporary)}, timeout=300)
+    assert printed.count("steps 12") == by_slurm.count("steps 12") == 1
     with np.load(tmp_path / "mpirun/weights.npz") as one, np.load(tmp_path / "srun/weights.npz") as other:
         assert_weights_agree(dict(one), dict(other), atol=0)

@@ -6,17 +6,16 @@ import json
 import pathlib
 import re
 import sys
-import time
 
 import pytest
 from parameters import slow
-from slurm_cluster import SlurmCluster, slurm_cluster, slurm_missing
+from processes import REPOSITORY, until
+from slurm_cluster import SlurmCluster, slurm_cluster
 
 from tfdist.cluster.discovery import environment
 from tfdist.cluster.discovery.gpus import visible_gpus
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
 PORTS = {"port_base": 10000, "port_count": 10000}
 
 # Each task writes its host and its variables to a file of its own: lines of several tasks could mix.
@@ -38,8 +37,7 @@ class Task:
 
 def step(slurm: SlurmCluster, directory: pathlib.Path, launch: str) -> list[Task]:
     """Runs `launch`, which starts the tasks of a step, and returns these in rank order."""
-    done = slurm.run([*launch.split(), sys.executable, "-c", TELL, directory], timeout=30)
-    assert done.returncode == 0, done.stderr
+    slurm.output([*launch.split(), sys.executable, "-c", TELL, directory], timeout=30)
     found = sorted((json.loads(path.read_text()) for path in directory.glob("*.json")), key=_rank)
     assert [_rank(task) for task in found] == list(range(len(found)))
     return [Task(task["host"], task["env"], environment.resolve(task["env"], **PORTS)) for task in found]
@@ -103,8 +101,6 @@ def test_every_rank_is_sought_where_slurm_runs_it(slurm, tmp_path, launch, hosts
 
 
 def test_host_names_with_several_numbers_and_suffixes(tmp_path):
-    if reason := slurm_missing():
-        pytest.skip(reason)
     nodes = ("r2n10", "r2n9", "r10n1", "r1n1-ib", "r1n2-ib")
     (tmp_path / "tasks").mkdir()
     with slurm_cluster(tmp_path / "slurm", nodes=nodes) as slurm:
@@ -118,8 +114,7 @@ def test_a_batch_script_without_srun_is_one_worker_and_says_so(slurm, tmp_path, 
     script = f"#!/bin/bash\n#SBATCH {options}\nexec {sys.executable} {tmp_path}/tell.py {tmp_path}\n"
     (tmp_path / "tell.py").write_text(TELL)
     (tmp_path / "job.sbatch").write_text(script)
-    done = slurm.run(["sbatch", "--wait", "--output=/dev/null", tmp_path / "job.sbatch"])
-    assert done.returncode == 0, done.stderr
+    slurm.output(["sbatch", "--wait", "--output=/dev/null", tmp_path / "job.sbatch"])
     alone = environment.resolve(json.loads((tmp_path / "0.json").read_text())["env"], **PORTS)
     assert (alone.launcher, alone.num_workers) == ("local", 1)
     assert said in alone.note and "srun" in alone.note
@@ -183,8 +178,7 @@ def test_at_once_on_the_same_nodes_they_listen_at_different_ports(slurm, tmp_pat
     started = " ".join(f"{srun} & pids+=($!);" for _ in range(3))
     script = f"{started} for pid in ${{pids[@]}}; do wait $pid || exit; done"
     allocate = [] if kind == "jobs" else ["salloc", "-N2", "--ntasks-per-node=2"]
-    done = slurm.run([*allocate, "bash", "-c", script], timeout=40)
-    assert done.returncode == 0, done.stderr
+    slurm.output([*allocate, "bash", "-c", script], timeout=40)
     listening = {path.name: path.read_text() for path in (tmp_path / "listening").iterdir()}
     assert len(listening) == len(set(listening.values())) == 12
     assert {address.partition(":")[0] for address in listening.values()} == {"n9", "n10"}
@@ -220,14 +214,15 @@ def run_job(slurm: SlurmCluster, directory: pathlib.Path, options: str, command:
     """Runs a batch job until it fails or comes back to the queue; returns its id, its state, and what it wrote."""
     log, file = directory / "log", directory / "job.sbatch"
     file.write_text(f"#!/bin/bash\n#SBATCH {options} --requeue --output={log}\nPYTHONPATH={REPOSITORY} {command}\n")
-    job = slurm.run(["sbatch", "--parsable", file]).stdout.strip()
-    state, restarts, deadline = "", "0", time.monotonic() + 300
-    while state != "FAILED" and (state, restarts) != ("PENDING", "1"):
-        assert time.monotonic() < deadline, f"{state}\n{log.read_text()}"
-        time.sleep(0.1)
-        shown = slurm.run(["scontrol", "show", "job", job]).stdout
-        state, restarts = (re.search(rf"{name}=(\w+)", shown)[1] for name in ("JobState", "Restarts"))
-    assert slurm.run(["scancel", job]).returncode == 0
+    job = slurm.output(["sbatch", "--parsable", file]).strip()
+
+    def end() -> str:
+        found = slurm.job(job)
+        state = found["JobState"]
+        return state if state == "FAILED" or (state, found["Restarts"]) == ("PENDING", "1") else ""
+
+    state = until(end, 300, lambda: f"{slurm.job(job)}\n{log.read_text()}", pause=0.1)
+    slurm.output(["scancel", job])
     return job, state, log.read_text()
 
 
@@ -304,17 +299,20 @@ fi
 sleep 600
 """
     )
-    job = slurm.run(["sbatch", "--parsable", tmp_path / "job.sbatch"]).stdout.strip()
-    restarts, deadline = {}, time.monotonic() + 120
-    while "1" not in restarts.values():
-        assert time.monotonic() < deadline, (restarts, [path.read_text() for path in tmp_path.glob("log-*")])
-        time.sleep(0.1)
-        shown = slurm.run(["scontrol", "show", "job", job]).stdout
-        restarts = dict(re.findall(r"ArrayTaskId=(\d+)\b.*?Restarts=(\d+)", shown, re.DOTALL))
-    states = dict(re.findall(r"ArrayTaskId=(\d+)\b.*?JobState=(\w+)", shown, re.DOTALL))
-    assert slurm.run(["scancel", job]).returncode == 0
-    assert restarts == {"0": "0", "1": "1", "2": "0"}
-    assert states["0"] == states["2"] == "RUNNING"
+    job = slurm.output(["sbatch", "--parsable", tmp_path / "job.sbatch"]).strip()
+
+    def tasks() -> list[tuple[str, str]]:
+        each = [slurm.job(f"{job}_{number}") for number in range(3)]
+        return [(task["Restarts"], task["JobState"]) for task in each]
+
+    until(
+        lambda: tasks()[1][0] == "1",
+        shown=lambda: f"{[path.read_text() for path in tmp_path.glob('log-*')]}",
+        pause=0.1,
+    )
+    (first, _, last) = tasks()
+    slurm.output(["scancel", job])
+    assert first == last == ("0", "RUNNING")
 
 
 @pytest.mark.parametrize(
@@ -341,7 +339,7 @@ sleep 600
 )
 def test_a_line_says_why_a_job_is_not_requeued(slurm, prefix, arguments, said):
     python = [*prefix.split(), sys.executable, "-c", PUT_BACK]
-    done = slurm.run([*python, *arguments.split()], cwd=REPOSITORY, timeout=120)
+    done = slurm.run([*python, *arguments.split()], timeout=120)
     lines = [line for line in done.stderr.splitlines() if "tfdist" in line]
     if said is None:
         assert lines == [] and done.returncode == 0

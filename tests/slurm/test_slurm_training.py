@@ -9,30 +9,26 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from launching import ATOL, REPOSITORY, assert_weights_agree, run_all, train_command, weights
+from launching import ATOL, assert_weights_agree, run_all, train_command, weights
 from processes import until
-from slurm_cluster import SlurmCluster, slurm_cluster, slurm_missing
+from slurm_cluster import SlurmCluster, slurm_cluster
 from topologies import environments
 
 from tfdist.report import read_back
 
-ON_CPUS = {"CUDA_VISIBLE_DEVICES": ""}
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
 def test_two_tasks_on_two_nodes_are_the_run_of_one(slurm, alone, tmp_path):
-    srun = ["srun", "-N2", "-n2", *train_command(tmp_path)]
-    done = slurm.run(srun, env=ON_CPUS, cwd=REPOSITORY, timeout=300)
-    assert done.returncode == 0, done.stderr
+    slurm.output(["srun", "-N2", "-n2", *train_command(tmp_path)], timeout=300)
     assert_weights_agree(weights(tmp_path), alone, atol=ATOL)
 
 
-@pytest.mark.slow
 def test_a_missing_task_is_named(slurm, tmp_path):
     """The second node's task ends before it has met the others."""
     train = shlex.join(train_command(tmp_path, "--config.cluster.connect_seconds=1"))
     command = f"if [ $SLURM_PROCID = 1 ]; then exit 3; else exec {train}; fi"
-    done = slurm.run(["srun", "-N2", "--ntasks-per-node=1", "bash", "-c", command], env=ON_CPUS, cwd=REPOSITORY)
+    done = slurm.run(["srun", "-N2", "--ntasks-per-node=1", "bash", "-c", command])
     assert done.returncode == 76  # srun's is the largest: 3, and 76 of the worker that a restart could help.
     assert re.search(
         r"worker 0: 1 of 2 workers did not connect to rank 0 within 1 s.*rank 1 \(n10:\d+\)", done.stderr, re.DOTALL
@@ -49,19 +45,9 @@ def submit(
     (directory / "site.sh").write_text(f'export PATH="{pathlib.Path(sys.executable).parent}:$PATH"\n{site}')
     command = train_command(directory / "run", *options)
     sbatch = ["sbatch", "--parsable", f"--output={directory}/%x-%j.log", "--nodes=2", "--cpus-per-task=1", *size]
-    done = slurm.run(
-        [*sbatch, "launch/slurm.sbatch", *command[command.index("tfdist.main") + 1 :]],
-        env=ON_CPUS | {"TFDIST_SITE": str(directory / "site.sh")},
-        cwd=REPOSITORY,
-    )
-    assert done.returncode == 0, done.stderr
-    job = done.stdout.strip()
+    words = [*sbatch, "launch/slurm.sbatch", *command[command.index("tfdist.main") + 1 :]]
+    job = slurm.output(words, env={"TFDIST_SITE": str(directory / "site.sh")}).strip()
     return job, directory / f"tfdist-{job}.log"
-
-
-def job_state(slurm: SlurmCluster, job: str) -> dict[str, str]:
-    """What `scontrol show job` says."""
-    return dict(re.findall(r"(\w+)=(\S*)", slurm.run(["scontrol", "show", "job", job]).stdout))
 
 
 def wait_for(condition: Callable[[], bool], log: pathlib.Path, seconds: float = 300.0) -> None:
@@ -76,22 +62,21 @@ def wait_for_requeue(slurm: SlurmCluster, job: str, log: pathlib.Path) -> None:
     """Waits until the job has been requeued once."""
 
     def has_ended() -> bool:
-        state = job_state(slurm, job)
+        state = slurm.job(job)
         return state["Restarts"] == "1" or state["JobState"] == "FAILED"
 
     wait_for(has_ended, log)
-    assert job_state(slurm, job)["Restarts"] == "1", log.read_text()
+    assert slurm.job(job)["Restarts"] == "1", log.read_text()
 
 
 def wait_for_end(slurm: SlurmCluster, job: str, log: pathlib.Path) -> dict[str, str]:
     """Waits until the job is completed, and returns its state."""
-    wait_for(lambda: job_state(slurm, job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), log)
-    state = job_state(slurm, job)
+    wait_for(lambda: slurm.job(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), log)
+    state = slurm.job(job)
     assert (state["JobState"], state["ExitCode"]) == ("COMPLETED", "0:0"), log.read_text()
     return state
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("absent", [0, 1])
 def test_a_job_in_which_a_task_does_not_start_is_requeued(slurm, tmp_path, absent):
     python = tmp_path / "bin" / "python"
@@ -101,7 +86,7 @@ def test_a_job_in_which_a_task_does_not_start_is_requeued(slurm, tmp_path, absen
     site, one_a_node = f'export PATH="{python.parent}:$PATH"\n', ["--ntasks-per-node=1", "--gpus-per-node=0"]
     job, log = submit(slurm, tmp_path, one_a_node, "--config.cluster.connect_seconds=1", site=site)
     wait_for_requeue(slurm, job, log)
-    assert slurm.run(["scancel", job]).returncode == 0
+    slurm.output(["scancel", job])
     assert f"rank {absent} (n{9 + absent}:" in log.read_text()
     if absent == 1:
         assert "worker 0: 1 of 2 workers did not connect to rank 0 within 1 s" in log.read_text()
@@ -120,24 +105,22 @@ if spec.rank == 1:
 """
 
 
-@pytest.mark.slow
 def test_a_job_whose_port_another_job_uses_is_requeued(slurm, tmp_path):
     """Jobs whose ids differ by a multiple of 625 have the same ports."""
     job, log = submit(slurm, tmp_path, ["--hold", "--ntasks-per-node=1", "--gpus-per-node=0"])
     other = f"{int(job) + 625}"
     srun = ["srun", "--job-name=other", "-N2", "--ntasks-per-node=1", sys.executable, "-c", WAIT, other]
-    with slurm.popen(srun, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as waiting:
+    with slurm.popen(srun, stdout=subprocess.PIPE, text=True) as waiting:
         try:
             assert waiting.stdout.readline() == "waits\n"
-            assert slurm.run(["scontrol", "release", job]).returncode == 0
+            slurm.output(["scontrol", "release", job])
             wait_for_requeue(slurm, job, log)
         finally:
             slurm.run(["scancel", "--name=other"])
-    assert slurm.run(["scancel", job]).returncode == 0
+    slurm.output(["scancel", job])
     assert re.search(r"port \d+ on host n\d+ is in use", log.read_text()), log.read_text()
 
 
-@pytest.mark.slow
 def test_the_batch_file_trains(slurm, alone, tmp_path):
     job, log = submit(slurm, tmp_path, ["--ntasks-per-node=2", "--gpus-per-node=2", "--distribution=cyclic"])
     state = wait_for_end(slurm, job, log)
@@ -145,7 +128,6 @@ def test_the_batch_file_trains(slurm, alone, tmp_path):
     assert_weights_agree(weights(tmp_path / "run"), alone, atol=ATOL)
 
 
-@pytest.mark.slow
 def test_studies_run_in_a_batch_job(slurm, tmp_path):
     """They start job steps of their own: one for each number of replicas, and one of two tasks for the stages."""
     tool = f"{sys.executable} -m tfdist"
@@ -156,7 +138,7 @@ def test_studies_run_in_a_batch_job(slurm, tmp_path):
     ]
     log = tmp_path / "job.log"
     sbatch = ["sbatch", "--wait", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", f"--output={log}"]
-    done = slurm.run([*sbatch, f"--wrap={' && '.join(commands)}"], env=ON_CPUS, cwd=REPOSITORY, timeout=300)
+    done = slurm.run([*sbatch, f"--wrap={' && '.join(commands)}"], timeout=300)
     assert done.returncode == 0, done.stderr + log.read_text()
     text = log.read_text()
     assert "1 replica(s) by slurm" in text and "2 replica(s) by slurm" in text
@@ -175,7 +157,7 @@ def await_progress(slurm: SlurmCluster, job: str, log: pathlib.Path, before: int
     """Waits until this start of the job has trained for a while."""
 
     def trains() -> bool:
-        state = job_state(slurm, job)["JobState"]
+        state = slurm.job(job)["JobState"]
         assert state in ("PENDING", "CONFIGURING", "RUNNING"), f"{state}\n{log.read_text()}"
         return records(log.parent) > before
 
@@ -186,12 +168,12 @@ def start_again(slurm: SlurmCluster, job: str, log: pathlib.Path, restarts: int)
     """Waits until the job has come back to the queue, and lets it start."""
 
     def is_back() -> bool:
-        state = job_state(slurm, job)
+        state = slurm.job(job)
         return (state["JobState"], state["Restarts"]) == ("PENDING", str(restarts))
 
     wait_for(is_back, log)
     # Slurm lets a job that has come back wait for two minutes; in the same second, it would not start.
-    assert slurm.run(["scontrol", "update", f"JobId={job}", "StartTime=now+2"]).returncode == 0
+    slurm.output(["scontrol", "update", f"JobId={job}", "StartTime=now+2"])
 
 
 STEPS = ["--config.train.steps=120", "--config.train.call_seconds=0.1", "--config.report.every.epochs=none"]
@@ -204,28 +186,19 @@ def submit_long(slurm: SlurmCluster, directory: pathlib.Path) -> tuple[str, path
     return submit(slurm, directory, one_a_node, *STEPS, SLOW, "--config.report.every.steps=5")
 
 
-def stop_by_signal(slurm: SlurmCluster, job: str, log: pathlib.Path, before: int) -> None:
-    """Signals a training job as Slurm does before the time limit, and lets it start again."""
-    await_progress(slurm, job, log, before)
-    assert slurm.run(["scancel", "--signal=USR1", job]).returncode == 0
-    start_again(slurm, job, log, 1)
-    assert "stopped by SIGUSR1 and saved" in log.read_text()
-
-
 def assert_uninterrupted(directory: pathlib.Path) -> None:
     """Asserts that the job has the weights of the same two workers outside of Slurm, bit for bit."""
     run_all([train_command(directory / "uninterrupted", *STEPS)] * 2, environments(2))
     assert_weights_agree(weights(directory / "run"), weights(directory / "uninterrupted"), atol=0)
 
 
-@pytest.mark.slow
 def test_a_job_stopped_by_a_signal_is_requeued_and_equals_an_uninterrupted_one(slurm, tmp_path):
     job, log = submit_long(slurm, tmp_path)
     await_progress(slurm, job, log, 0)
-    assert slurm.run(["scancel", "--signal=USR1", job]).returncode == 0
+    slurm.output(["scancel", "--signal=USR1", job])
     wait_for_requeue(slurm, job, log)
-    wait_for(lambda: job_state(slurm, job)["JobState"] == "PENDING", log)
-    shown = slurm.run([sys.executable, "-m", "tfdist", "runs", str(tmp_path)], cwd=REPOSITORY).stdout
+    wait_for(lambda: slurm.job(job)["JobState"] == "PENDING", log)
+    shown = slurm.run([sys.executable, "-m", "tfdist", "runs", str(tmp_path)]).stdout
     assert shown.splitlines()[2].split()[:2] == [f"{tmp_path}/run", "stopped"], shown
     start_again(slurm, job, log, 1)
     assert "stopped by SIGUSR1 and saved" in log.read_text()
@@ -242,21 +215,23 @@ def test_a_job_stopped_by_a_signal_is_requeued_and_equals_an_uninterrupted_one(s
     assert_uninterrupted(tmp_path)
 
 
-@pytest.mark.slow
 def test_a_job_resumes_after_scancel_a_signal_and_a_requeue(slurm, tmp_path):
     job, log = submit_long(slurm, tmp_path)
     await_progress(slurm, job, log, 0)
-    assert slurm.run(["scancel", job]).returncode == 0
-    wait_for(lambda: job_state(slurm, job)["JobState"] == "CANCELLED" and "saved" in log.read_text(), log)
-    assert (job_state(slurm, job)["Restarts"], "requeued" in log.read_text()) == ("0", False)
+    slurm.output(["scancel", job])
+    wait_for(lambda: slurm.job(job)["JobState"] == "CANCELLED" and "saved" in log.read_text(), log)
+    assert (slurm.job(job)["Restarts"], "requeued" in log.read_text()) == ("0", False)
     assert "stopped by SIGTERM and saved" in log.read_text()
 
     before = records(tmp_path)
     job, log = submit_long(slurm, tmp_path)
-    stop_by_signal(slurm, job, log, before)
+    await_progress(slurm, job, log, before)
+    slurm.output(["scancel", "--signal=USR1", job])
+    start_again(slurm, job, log, 1)
+    assert "stopped by SIGUSR1 and saved" in log.read_text()
     assert log.read_text().count(f"tfdist: job {job} requeued: Slurm ends its processes now.") == 1
     await_progress(slurm, job, log, records(tmp_path))
-    assert slurm.run(["scontrol", "requeue", job]).returncode == 0
+    slurm.output(["scontrol", "requeue", job])
     start_again(slurm, job, log, 2)
     assert log.read_text().count("stopped by SIGTERM and saved") == 1
     assert wait_for_end(slurm, job, log)["Restarts"] == "2"
@@ -264,18 +239,15 @@ def test_a_job_resumes_after_scancel_a_signal_and_a_requeue(slurm, tmp_path):
     assert_uninterrupted(tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rebooted", [False, True], ids=["another node", "after a reboot"])
 def test_a_job_whose_node_loses_its_power_resumes_on(alone, tmp_path, rebooted):
     """The next start takes over the workdir: it cannot see the old process, only that its heartbeats have stopped."""
-    if reason := slurm_missing():
-        pytest.skip(reason)
     one = ["--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=0", *(["--nodelist=n9"] if rebooted else [])]
     options = ["--config.cluster.connect_seconds=none", "--config.checkpoint.every.steps=4", *STEPS[1:]]
     with slurm_cluster(tmp_path / "slurm") as slurm:
         job, log = submit(slurm, tmp_path, one, *options, SLOW)
         wait_for((tmp_path / "run/checkpoints/step-00000008").exists, log)
-        node = job_state(slurm, job)["NodeList"]
+        node = slurm.job(job)["NodeList"]
         boot_id = slurm.boot_id(node)
         owner = json.loads((tmp_path / "run/.tfdist-run").read_text())
         slurm.power_off(node)

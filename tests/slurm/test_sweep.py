@@ -3,38 +3,26 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 
 import psutil
 import pytest
 from launching import REPOSITORY
 from processes import until
-from slurm_cluster import slurm_cluster, slurm_missing
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.slow,
-    pytest.mark.skipif(slurm_missing() is not None, reason=slurm_missing() or ""),
-]
+pytestmark = pytest.mark.slow
 DIGITS = ["--config=digits", "--config.evaluation.every.epochs=1", "--config.report.tensorboard=false"]
 SMALL = "--nodes=1 --ntasks-per-node=1 --gpus-per-node=0 --cpus-per-task=8"
 
 
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    with slurm_cluster(tmp_path_factory.mktemp("s")) as cluster:
-        yield cluster
-
-
-def sweep(slurm, directory, *words, code=0):
+def sweep(slurm, directory, *words):
     """Types the command on the login node; returns what it printed."""
     python = os.path.dirname(sys.executable)
     (directory / "site.sh").write_text(f'export PATH="{python}:$PATH" PYTHONPATH="{REPOSITORY}"\n')
     command = [sys.executable, "-m", "tfdist", "sweep", *words, f"--workdir={directory}/sweep"]
-    env = {"TFDIST_SITE": str(directory / "site.sh"), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
-    done = slurm.run(command, cwd=REPOSITORY, env=env, timeout=120)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    env = {"TFDIST_SITE": str(directory / "site.sh"), "PYTHONPATH": str(REPOSITORY)}
+    return slurm.output(command, env=env, stderr=subprocess.STDOUT, timeout=120)
 
 
 def waited(slurm, directory, condition, seconds=400):
@@ -45,11 +33,6 @@ def waited(slurm, directory, condition, seconds=400):
         return slurm.run(["squeue"]).stdout + "\n".join(f"{log}:\n{log.read_text()[-1500:]}" for log in logs)
 
     return until(condition, seconds, shown, pause=0.5)
-
-
-def state(slurm, job):
-    """What scontrol says of a task."""
-    return dict(re.findall(r"(\w+)=(\S*)", slurm.run(["scontrol", "show", "job", job]).stdout))
 
 
 def _trains(process, folder):
@@ -75,9 +58,9 @@ def test_twelve_runs_as_one_array(slurm, tmp_path):
     # As Slurm sends when the time is nearly up: the run saves, and requeues its task.
     (training,) = (one for one in psutil.process_iter(["cmdline"]) if _trains(one, folders[1]))
     training.send_signal(signal.SIGUSR1)
-    waited(slurm, tmp_path, lambda: state(slurm, f"{job}_1")["Restarts"] == "1")
+    waited(slurm, tmp_path, lambda: slurm.job(f"{job}_1")["Restarts"] == "1")
     waited(slurm, tmp_path, lambda: list(folders[2].glob("checkpoints/step-*")))
-    assert slurm.run(["scancel", f"{job}_2"]).returncode == 0
+    slurm.output(["scancel", f"{job}_2"])
     waited(slurm, tmp_path, lambda: not slurm.run(["squeue", "--noheader"]).stdout.strip(), 900)
     left = [folder.name for folder in folders if not (folder / "finished.json").exists()]
     assert left == [folders[2].name]

@@ -47,13 +47,9 @@ class Browser:
         """Opens a page, waits until its text has a line for each of `expected`, as often, and returns the text."""
         self._call("/url", {"url": "about:blank"})  # A change of the fragment alone loads nothing.
         self._call("/url", {"url": address})
-        return self.wait_for(*expected)
-
-    def wait_for(self, *expected: str) -> str:
-        """Waits until the text of the page has these lines, as `show`."""
         end = time.monotonic() + _SECONDS
         while True:
-            text = self.run(_TEXT)
+            text = self._call("/execute/sync", {"script": _TEXT, "args": []})
             lines = text.splitlines()
             absent = {one for one in expected if lines.count(one) < expected.count(one)}
             if not absent:
@@ -64,10 +60,6 @@ class Browser:
     def screenshot(self, path: pathlib.Path) -> None:
         """Writes a picture of the window, PNG."""
         path.write_bytes(base64.b64decode(self._call("/screenshot")))
-
-    def run(self, script: str) -> Any:
-        """Returns what the JavaScript `script` returns in the page."""
-        return self._call("/execute/sync", {"script": script, "args": []})
 
     def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
         return _request(f"{self.url}{path}", body)

@@ -3,7 +3,6 @@
 A pytest process cannot do this: the number of logical devices is fixed with its first TensorFlow operation.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -18,6 +17,7 @@ import keras
 import lab
 import numpy as np
 import on_workers
+import small_runs
 import tensorflow as tf
 from launching import run_all
 from tensorflow.python.eager import context
@@ -30,9 +30,8 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.configs.laboratory.local_sgd import rounds
 from tfdist.configs.networks import optimizers
-from tfdist.keras_fit import api
 from tfdist.keras_fit.adapters import base, make_adapter, same_data
-from tfdist.training import checkpointing, execution, loop, opening, setup
+from tfdist.training import checkpointing, execution, loop, opening
 from tfdist.training import run as run_lib
 from tfdist.training.step import multi_step, train_step
 from tfdist.training.step.updates import all_reduce, stages
@@ -50,7 +49,7 @@ SPARSE = [([0, 4, 4], [[1, 2], [3, 4], [5, 6]]), ([4, 1], [[10, 20], [30, 40]])]
 TOKENS = np.random.default_rng(0).integers(0, 20, (96, 3))
 BATCH = 24
 SEVERAL_WORKERS = "TF_CONFIG" in os.environ
-# Of the runs; a program that is no probe has its own as its first argument.
+# Of the runs.
 DIRECTORY: pathlib.Path | None = None
 
 
@@ -83,15 +82,13 @@ def start(options: c.ClusterOptions, **changes) -> run_lib.Run:
     """Makes a run of a linear model on the digits; `changes` replaces parts of its config."""
     forget()
     parts = {
-        "model": {"target": "lab:linear", "num_classes": 10},
-        "data": c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=BATCH),
+        "data": small_runs.data(batch_size=BATCH),
         "optimizer": {"target": "keras.optimizers:SGD"},
         "learning_rate": c.LearningRate(peak=1.0),
-        "train": c.Train(steps=20),
         "cluster": options,
     }
-    directory = DIRECTORY or pathlib.Path(sys.argv[1]).parent
-    return setup.build_run(c.Config(**parts | changes), directory / f"on{options.logical_devices}")
+    assert DIRECTORY is not None
+    return small_runs.start(DIRECTORY / f"on{options.logical_devices}", **parts | changes)
 
 
 def run_steps(run: run_lib.Run, last: int, first: int = 0) -> dict[str, float]:
@@ -377,20 +374,6 @@ def _sums(ops: list[str]) -> int:
     return sum(op.startswith("Collective") for op in ops) + ops.count("PyFuncStateless") // 2
 
 
-def seeds(options: c.ClusterOptions) -> Arrays:
-    """The initial weights of a worker with its own seed: made in the strategy's scope, and outside of it."""
-    forget()
-    cluster = strategy.connect(options)
-    kernels = []
-    for scope in (cluster.scope(), contextlib.nullcontext()):
-        keras.utils.set_random_seed(100 + cluster.rank)
-        with scope:
-            layer = keras.layers.Dense(3)
-            layer.build((None, 5))
-        kernels.append(keras.ops.convert_to_numpy(layer.kernel))
-    return dict(zip(("in scope", "alone"), kernels, strict=True))
-
-
 def local_rounds(options: c.ClusterOptions) -> Arrays:
     """A fitted line after 4 rounds of local steps, on all replicas and on one; and after as many plain steps on one."""
     line = {
@@ -477,13 +460,12 @@ def other_data(options: c.ClusterOptions) -> Arrays:
     return found
 
 
-def predicted(options: c.ClusterOptions) -> Arrays:
-    """The outputs that each worker gets from `tfdist.predict`."""
-    cluster = strategy.connect(options)
-    with cluster.scope():
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
-    x = np.float32(np.random.default_rng(0).normal(size=(21, 2)))
-    return {"all": api.predict(cluster, model, x, batch_size=4)}
+def groups(options: c.ClusterOptions) -> Arrays:
+    """The loss of 20 steps with statistics over groups of 16 of 48 examples, and the weights before and after."""
+    model = {"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "group_size": 16}
+    run = start(options, model=model, data=small_runs.data(), learning_rate=c.LearningRate(peak=0.02))
+    before = {f"before {name}": array.copy() for name, array in weights(run).items()}
+    return before | {"loss": np.array(run_steps(run, 20)["loss"])} | weights(run)
 
 
 PROBES: dict[str, Callable[[c.ClusterOptions], Arrays]] = {
@@ -492,8 +474,8 @@ PROBES: dict[str, Callable[[c.ClusterOptions], Arrays]] = {
     "lookups/packed": functools.partial(lookups, dtype="float32", pack=64),
     **{f"embedding/{name}": functools.partial(embedding, name=name) for name in TABLES},
     **{f.__name__: f for f in (statistics, masks)},
-    **{f.__name__: f for f in (traces, collectives, local_rounds, seeds)},
-    **{f.__name__: f for f in (restored, other_data, predicted, clipped_alike, muon)},
+    **{f.__name__: f for f in (traces, collectives, local_rounds)},
+    **{f.__name__: f for f in (restored, other_data, clipped_alike, muon, groups)},
 }
 
 

@@ -13,6 +13,7 @@ test ends, fails or is killed, the kernel ends every process of the cluster.
 import contextlib
 import os
 import pathlib
+import re
 import select
 import shutil
 import signal
@@ -77,15 +78,15 @@ class SlurmCluster:
         self._pid = pid
 
     def popen(self, command: Sequence[str], *, env: Mapping[str, str] | None = None, **kwargs) -> subprocess.Popen:
-        """Starts `command` on the controller's host, in the current directory and a process group of its own.
+        """Starts `command` on the controller's host, in a process group of its own.
 
         Args:
             command: for example `["srun", "-N2", "hostname"]`.
             env: variables added to `self.env`.
-            **kwargs: for `subprocess.Popen`.
+            **kwargs: for `subprocess.Popen`; without `cwd`, the command runs in the repository.
         """
         # Entering a mount namespace moves a process to "/".
-        chdir = ["env", f"--chdir={kwargs.pop('cwd', os.getcwd())}"]
+        chdir = ["env", f"--chdir={kwargs.pop('cwd', pathlib.Path(__file__).parents[2])}"]
         command = [*_enter(self._pid), *chdir, *map(str, command)]
         return subprocess.Popen(command, env=self.env | dict(env or {}), start_new_session=True, **kwargs)
 
@@ -113,11 +114,20 @@ class SlurmCluster:
                 raise
         return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
+    def output(self, command: Sequence[str], **kwargs) -> str:
+        """Runs `command` as `run` does, asserts that it succeeds, and returns what it wrote to standard output."""
+        done = self.run(command, **kwargs)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def job(self, number: str) -> dict[str, str]:
+        """What `scontrol show job` says of a job, or of a task of an array."""
+        return dict(re.findall(r"(\w+)=(\S*)", self.run(["scontrol", "show", "job", number]).stdout))
+
     def power_off(self, node: str) -> None:
         """Kills all processes of a node at once; Slurm learns that it is down, and requeues its jobs."""
         self._run_on(node, ["bash", "-c", "kill -KILL -1"])  # All but bash itself, and the first one.
-        done = self.run(["scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test"])
-        assert done.returncode == 0, done.stderr
+        self.output(["scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test"])
 
     def power_on(self, node: str) -> None:
         """Starts a node again, with another boot id."""
@@ -129,10 +139,7 @@ class SlurmCluster:
         return self._run_on(node, ["cat", _BOOT_ID]).strip()
 
     def _run_on(self, node: str, command: Sequence[str]) -> str:
-        pid = _host_pid(self.directory, node).read_text()
-        done = self.run([*_enter(pid), *command])
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return self.output([*_enter(_host_pid(self.directory, node).read_text()), *command])
 
 
 @contextlib.contextmanager
@@ -147,6 +154,8 @@ def slurm_cluster(
 ) -> Iterator[SlurmCluster]:
     """Runs a Slurm for the duration of a `with` block; afterwards no process of it is left.
 
+    Skips the test where this machine cannot have one.
+
     Args:
         directory: holds the configuration, state, logs, key and socket; one cluster a directory.
         nodes: names of the nodes, at most 200. Each resolves to an address of its own, inside the cluster alone.
@@ -159,6 +168,10 @@ def slurm_cluster(
         ValueError: the path of `directory` is too long for a socket.
         RuntimeError: the cluster has not started; shows the ends of the logs.
     """
+    if reason := slurm_missing():
+        import pytest  # Not in the namespaces.
+
+        pytest.skip(reason)
     directory = pathlib.Path(directory).resolve()
     sockets = [directory / "munge.socket", *(directory / "spool" / node / f"{node}_1.0" for node in nodes)]
     if max(len(os.fsencode(path)) for path in sockets) > _MAX_SOCKET_PATH:

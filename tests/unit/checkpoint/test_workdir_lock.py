@@ -10,12 +10,10 @@ import sys
 import time
 
 import forked
-import numpy as np
 import pytest
 from launching import REPOSITORY
 from processes import until
 
-from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint import workdir_lock
 
 # Between two signs of life, and between two looks at those of others, in these tests.
@@ -51,9 +49,9 @@ def frequent_looks(monkeypatch):
 
 
 @pytest.fixture
-def held(tmp_path):
-    """A process that holds tmp_path."""
-    with holder(tmp_path, "17") as process:
+def held(tmp_path, request):
+    """A process that holds tmp_path; a parameter is what it runs before."""
+    with holder(tmp_path, "17", before=getattr(request, "param", "")) as process:
         assert process.stdout.readline() == "acquired\n"
         yield process
         process.kill()
@@ -93,8 +91,11 @@ def test_the_lock_of_a_killed_process_is_taken_at_once(tmp_path, held):
     acquire(tmp_path).release()
 
 
+@pytest.mark.parametrize("held", ["", "import os\nos.utime = None\n"], indirect=True)
 def test_a_lock_of_another_host_is_taken_only_when_its_heartbeats_stop(tmp_path, held):
+    """Also where times of files cannot be set, as on gcsfuse: such a lock looked dead after three heartbeats."""
     move_away(tmp_path)
+    time.sleep(4 * HEARTBEAT_SECONDS)
     with pytest.raises(workdir_lock.WorkdirInUseError, match="host n7"):
         acquire(tmp_path, wait=20.0)
     held.kill()
@@ -102,18 +103,6 @@ def test_a_lock_of_another_host_is_taken_only_when_its_heartbeats_stop(tmp_path,
     lock = acquire(tmp_path, wait=20.0)
     assert 3 * HEARTBEAT_SECONDS <= time.monotonic() - started < 10
     lock.release()
-
-
-def test_a_live_run_holds_its_lock_where_times_of_files_cannot_be_set(tmp_path):
-    """The lock of a run on gcsfuse looked dead after three heartbeats."""
-    before = "import os\nos.utime = None\n"
-    with holder(tmp_path, "17", before=before) as process:
-        assert process.stdout.readline() == "acquired\n"
-        move_away(tmp_path)
-        time.sleep(4 * HEARTBEAT_SECONDS)
-        with pytest.raises(workdir_lock.WorkdirInUseError, match="host n7"):
-            acquire(tmp_path, wait=20.0)
-        process.kill()
 
 
 def test_a_stopped_owner_that_was_taken_over_ends_when_it_continues(tmp_path, held):
@@ -185,23 +174,11 @@ def test_of_many_starts_at_once_one_gets_the_lock(tmp_path, held):
 
 def test_a_removed_file_is_made_again(tmp_path):
     lost = []
-    options = {"job": "", "heartbeat_seconds": 0.05, "wait_seconds": 1.0, "lost": lost.append, "log": print}
-    lock = workdir_lock.acquire(tmp_path, **options)
+    lock = acquire(tmp_path, lost=lost.append)
     (tmp_path / workdir_lock.LOCK).unlink()
     until((tmp_path / workdir_lock.LOCK).exists, 30)
     lock.release()
     assert lost == [] and list(tmp_path.iterdir()) == []
-
-
-def test_a_whole_checkpoint_is_never_kept_as_damaged(tmp_path):
-    arrays = {"x": np.arange(3)}
-    for value in (1, 2):
-        path = checkpoint_format.write(tmp_path, 4, arrays, {"value": value})
-    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000004"]
-    assert checkpoint_format.verify(path).state == {"value": 1}  # Kept: at no moment is there none.
-    (path / "arrays.npz").write_bytes(b"")
-    checkpoint_format.write(tmp_path, 4, arrays, {})
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000004", "step-00000004.damaged"]
 
 
 def test_a_file_that_cannot_be_written_is_not_left_empty(tmp_path):

@@ -75,16 +75,6 @@ def test_the_shares_of_all_workers_are_the_batch_of_one_across_epochs(workers, d
             np.testing.assert_array_equal(union[name], whole[step][name], err_msg=f"step {step}: {name}")
 
 
-@pytest.mark.parametrize("workers", [3])
-def test_a_resumed_stream_continues_where_the_first_stopped(workers):
-    for share in shares(workers):
-        whole = take(share, 0, 10)
-        resumed = take(share, 0, 7) + take(share, 7, 10)
-        for step, (first, second) in enumerate(zip(whole, resumed, strict=True)):
-            for name in first:
-                np.testing.assert_array_equal(first[name], second[name], err_msg=f"step {step}: {name}")
-
-
 def test_an_epoch_takes_each_example_at_most_once_and_drops_the_remainder():
     steps = take(stream.ReplicaShard(), 0, 8 * STEPS_PER_EPOCH)
     epochs = np.stack([batch["id"] for batch in steps]).reshape(8, -1)
@@ -178,14 +168,6 @@ def test_ten_million_examples_on_disk_take_no_memory(tmp_path):
         assert np.max(read) > 0.9 * count and len(np.unique(read)) == 20 * 64
     # An index of 4 bytes an example would be 40 MB.
     assert grown[1] - grown[0] < 20e6
-
-
-class InPython(Images):
-    """As docs/your-config.md shows it: Python code in `tf.numpy_function`, which forgets the number of rows."""
-
-    def read(self, ids):
-        image = tf.numpy_function(lambda rows: self.table[rows], [ids], tf.uint8)
-        return {"image": tf.ensure_shape(image, [None, 6, 6, 1]), "label": ids % 4}
 
 
 @pytest.mark.parametrize(

@@ -11,27 +11,25 @@ from tfdist.training.step.build_context import compiles_with_xla
 from tfdist.zoo import models
 
 
-def model(*layers: keras.layers.Layer) -> keras.Model:
-    return keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(2)])
-
-
 @pytest.mark.parametrize(
-    ("device_type", "fields", "compiled"),
-    [("GPU", {}, True), ("CPU", {}, False), ("CPU", {"xla": True}, True), ("GPU", {"xla": False}, False)],
+    ("device_type", "fields", "deterministic", "supported", "compiled"),
+    [
+        ("GPU", {}, "0", True, True),
+        ("CPU", {}, "0", True, False),
+        ("CPU", {"xla": True}, "0", True, True),
+        ("GPU", {"xla": False}, "0", True, False),
+        ("GPU", {}, "1", True, False),
+        ("GPU", {}, "0", False, False),
+    ],
 )
-def test_xla_compiles_on_gpus_unless_the_config_says_otherwise(monkeypatch, device_type, fields, compiled):
-    monkeypatch.delenv("TF_DETERMINISTIC_OPS", raising=False)
-    assert compiles_with_xla(c.Train(steps=1, **fields), device_type, model()) == compiled
-
-
-def test_xla_does_not_compile_what_it_cannot(monkeypatch):
-    monkeypatch.delenv("TF_DETERMINISTIC_OPS", raising=False)
-    train = c.Train(steps=1)
-    unsupported = keras.layers.Dense(3)
-    unsupported.supports_jit = False
-    assert not compiles_with_xla(train, "GPU", model(unsupported))
-    monkeypatch.setenv("TF_DETERMINISTIC_OPS", "1")
-    assert not compiles_with_xla(train, "GPU", model())
+def test_xla_compiles_on_gpus_what_it_can_unless_the_config_says_otherwise(
+    monkeypatch, device_type, fields, deterministic, supported, compiled
+):
+    monkeypatch.setenv("TF_DETERMINISTIC_OPS", deterministic)
+    layer = keras.layers.Dense(3)
+    layer.supports_jit = supported
+    model = keras.Sequential([keras.Input((4,)), layer])
+    assert compiles_with_xla(c.Train(steps=1, **fields), device_type, model) == compiled
 
 
 @pytest.mark.parametrize(

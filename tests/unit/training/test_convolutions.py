@@ -83,17 +83,9 @@ def test_outputs_and_gradients_are_those_of_keras(strides, padding, dtype):
         assert_as_exact(found, expected, in_float32(model, images))
 
 
-KERNELS = pytest.mark.parametrize(
-    ("kernel", "padding", "size"),
-    [
-        (3, "same", (5, 4)),
-        ((2, 4), "same", (8, 5)),
-        (3, "valid", (6, 7)),
-    ],
+@pytest.mark.parametrize(
+    ("kernel", "padding", "size"), [(3, "same", (5, 4)), ((2, 4), "same", (8, 5)), (3, "valid", (6, 7))]
 )
-
-
-@KERNELS
 def test_gradients_of_larger_kernels_are_those_of_keras_with_tiles(kernel, padding, size):
     keras.utils.set_random_seed(1)
     images = tf.constant(np.random.default_rng(0).standard_normal((3, *size, 128)), tf.float32)
@@ -133,34 +125,30 @@ class Halved(keras.layers.Conv2D):
         return super().convolution_op(inputs, kernel / 2)
 
 
+def conv(**options):
+    return keras.layers.Conv2D(**{"filters": 3, "kernel_size": 1} | options)
+
+
 @pytest.mark.parametrize(
-    ("options", "shape", "tiles"),
+    ("layer", "shape", "tiles", "is_product"),
     [
-        ({}, (None, 7, 6, 5), False),  # Batches of any size.
-        ({}, (4, 17, 16, 5), True),  # Many positions in float32, and without tiles, and with strides.
-        (MIXED, (4, 17, 16, 5), False),
-        ({**MIXED, "strides": 2}, (16, 17, 16, 5), True),
-        ({"kernel_size": (1, 3)}, (4, 7, 6, 5), False),  # A larger kernel.
-        ({"filters": 4, "groups": 2}, (4, 7, 6, 4), False),
-        (LARGE, (4, 7, 6, 128), False),  # Without tiles; with few channels; with many columns.
-        (LARGE, (4, 7, 6, 64), True),
-        (LARGE, (4, 7, 18, 128), True),
-        ({**LARGE, "dilation_rate": 2}, (4, 7, 6, 128), True),
-        ({**LARGE, "strides": 2}, (4, 7, 6, 128), True),
+        (conv(), (None, 7, 6, 5), False, False),  # Batches of any size.
+        (conv(), (4, 17, 16, 5), True, False),  # Many positions in float32, and without tiles, and with strides.
+        (conv(**MIXED), (4, 17, 16, 5), False, False),
+        (conv(**MIXED), (4, 17, 16, 5), True, True),
+        (conv(**MIXED, strides=2), (16, 17, 16, 5), True, False),
+        (conv(kernel_size=(1, 3)), (4, 7, 6, 5), False, False),  # A larger kernel.
+        (conv(filters=4, groups=2), (4, 7, 6, 4), False, False),
+        (conv(**LARGE), (4, 7, 6, 128), False, False),  # Without tiles; with few channels; with many columns.
+        (conv(**LARGE), (4, 7, 6, 64), True, False),
+        (conv(**LARGE), (4, 7, 18, 128), True, False),
+        (conv(**LARGE, dilation_rate=2), (4, 7, 6, 128), True, False),
+        (conv(**LARGE, strides=2), (4, 7, 6, 128), True, False),
+        (Halved(3, 1), (4, 7, 6, 5), False, False),
     ],
 )
-def test_others_stay_convolutions(options, shape, tiles):
-    layer = keras.layers.Conv2D(**{"filters": 3, "kernel_size": 1} | options)
-    assert "MatMul" not in operations_of_product(layer, shape, tiles)
-
-
-def operations_of_product(layer, shape, tiles):
+def test_others_stay_convolutions(layer, shape, tiles, is_product):
     model = keras.Sequential([layer])
     model.build((None, *shape[1:]))
     convolutions.use_products(model, tiles=tiles)
-    return operations(model, tf.TensorSpec(shape, tf.float32), backward=True)
-
-
-def test_a_class_of_the_users_stays_as_it_is_and_many_positions_are_a_product_with_tiles():
-    assert "MatMul" not in operations_of_product(Halved(3, 1), (4, 7, 6, 5), False)
-    assert "MatMul" in operations_of_product(keras.layers.Conv2D(3, 1, **MIXED), (4, 17, 16, 5), True)
+    assert ("MatMul" in operations(model, tf.TensorSpec(shape, tf.float32), backward=True)) == is_product

@@ -9,8 +9,8 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 
-import keras
 import pytest
+import small_runs
 from parameters import slow_except
 
 from tfdist import config as c
@@ -44,58 +44,48 @@ CONTENTS: dict[str, Callable[[bytes], bytes]] = {
     "huge values": lambda content: b'{"step": %s, "best_loss": %s, "value": NaN}\n' % (b"9" * 400, b"9" * 400),
     "deep": lambda content: b'{"model": ' * 900 + b"1" + b"}" * 900 + b"\n",
 }
-DAMAGES = [*CONTENTS, FIFO, LOOP, DANGLING, DIRECTORY]
+# What takes the place of a file or directory.
+OTHERS: dict[str, Callable[[pathlib.Path], object]] = {
+    FIFO: os.mkfifo,
+    LOOP: lambda path: path.symlink_to(path.name),
+    DANGLING: lambda path: path.symlink_to("nowhere/file"),
+    DIRECTORY: lambda path: (path / "file").mkdir(parents=True),
+}
+DAMAGES = [*CONTENTS, *OTHERS]
 
 
-def config() -> c.Config:
-    return c.Config(
-        model={"target": "lab:linear", "num_classes": 10},
-        data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=48),
-        learning_rate=c.LearningRate(peak=0.01),
-        train=c.Train(steps=2),
-        report=c.Report(every=c.Every(steps=1)),
-        checkpoint=c.Checkpoint(every=c.Every(steps=1), best_metric="loss", best_mode="min"),
-        evaluation=c.Evaluation(every=c.Every(steps=1)),
-    )
+PARTS = {
+    "train": c.Train(steps=2),
+    "report": c.Report(every=c.Every(steps=1)),
+    "checkpoint": c.Checkpoint(every=c.Every(steps=1), best_metric="loss", best_mode="min"),
+    "evaluation": c.Evaluation(every=c.Every(steps=1)),
+}
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> run_lib.Run:
     """A run of two steps that is finished."""
-    keras.utils.clear_session()
-    run = setup.build_run(config(), tmp_path_factory.mktemp("finished") / "run")
-    assert loop.train(run) == 0
-    return run
+    return small_runs.train(tmp_path_factory.mktemp("finished") / "run", **PARTS)
 
 
-@contextlib.contextmanager
-def limited(seconds: int) -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def limited() -> Iterator[None]:
+    """Nothing waits for ever: a test has a minute."""
+
     def late(number, frame):
-        raise TimeoutError(f"not done after {seconds} s")
+        raise TimeoutError("not done after 60 s")
 
     old = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, old)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, old)
 
 
 def damage(path: pathlib.Path, how: str) -> None:
     content = b"" if path.is_dir() else path.read_bytes()
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if how == FIFO:
-        os.mkfifo(path)
-    elif how == LOOP:
-        path.symlink_to(path.name)
-    elif how == DANGLING:
-        path.symlink_to("nowhere/file")
-    elif how == DIRECTORY:
-        path.mkdir()
-        (path / "file").write_text("")
-    else:
-        path.write_bytes(CONTENTS[how](content))
+    OTHERS[how](path) if how in OTHERS else path.write_bytes(CONTENTS[how](content))
 
 
 def copied(run: run_lib.Run, workdir: pathlib.Path, name: str, how: str) -> tuple[run_lib.Run, pathlib.Path]:
@@ -114,8 +104,7 @@ def start(run: run_lib.Run, capsys) -> tuple[int, str]:
     """Starts as the command does; returns the exit code and what standard error shows."""
     capsys.readouterr()
     try:
-        with limited(60):
-            code = loop.train(run)
+        code = loop.train(run)
     except Exception as error:
         code = error_report.report_exception(error)
     said = capsys.readouterr().err
@@ -144,17 +133,16 @@ def test_a_damaged_file_gives_one_message_or_is_passed_over(finished, tmp_path, 
         assert code == 1 and ((str(path) in said and "remove it" in said) or "different config" in said)
     if name == "metrics.jsonl":
         assert code == (how not in CONTENTS)
-        with limited(60), contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):
             read_back.read_records(path)
     if name == "config.json":
-        with limited(60), contextlib.suppress(ValueError):  # Read before the workers connect, and by a tool.
-            setup.build_run(config(), run.workdir)
-        with limited(60), contextlib.suppress(ValueError):
-            curves.read([run.workdir])
+        for read in (lambda: setup.build_run(run.config, run.workdir), lambda: curves.read([run.workdir])):
+            with contextlib.suppress(ValueError):  # Read before the workers connect, and by a tool.
+                read()
     if name == "checkpoints/best.json":  # Written again, if it is not a directory.
         assert code == 0 and (directory.read_best(run.checkpoints) is None) == (how == DIRECTORY)
         damage(path, how)
-        with limited(60), pytest.raises(ValueError, match=r"has no best checkpoint|best\.json cannot be read"):
+        with pytest.raises(ValueError, match=r"has no best checkpoint|best\.json cannot be read"):
             checkpoint_format.find(run.checkpoints, "best", print)
 
 
@@ -185,5 +173,5 @@ def test_an_evaluation_writes_nothing_to_the_workdir(tmp_path, monkeypatch):
     monkeypatch.setattr(setup.strategy, "connect", connect)
     for config_file in ("mine.py", None):
         with pytest.raises(StopIteration):
-            setup.build_run(config(), tmp_path / "run", config_file=config_file)
+            setup.build_run(small_runs.config(), tmp_path / "run", config_file=config_file)
     assert found == [tmp_path / "run", None]

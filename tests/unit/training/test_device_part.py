@@ -1,14 +1,13 @@
 """config.data.finish: batches travel as bytes, and the run is the same to the bit."""
 
-import clusters
-import keras
 import numpy as np
 import pytest
+import small_runs
 import tensorflow as tf
 
 from tfdist import config as c
 from tfdist.data import inputs as inputs_lib
-from tfdist.training import execution, setup
+from tfdist.training import execution
 from tfdist.zoo.prepare import image
 
 NORMALISED = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
@@ -21,30 +20,19 @@ def remember(model, read):
     ADAPTED.append(read(4)["image"])
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    return clusters.of_devices("/CPU:0")
-
-
-def trained(cluster, folder, prepare, finish):
-    """The type of the batches, and the weights after three steps in two micro-batches."""
-    keras.utils.clear_session()
-    config = c.Config(
+def trained(folder, prepare, finish):
+    """The type of the batches, and the loss and weights after three steps in two micro-batches."""
+    source = {"target": "tfdist.zoo.sources:synthetic", "shape": (8, 8, 3), "num_examples": 64}
+    parts = {"source": source, "prepare": prepare, "finish": finish, "evaluation_split": None, "batch_size": 16}
+    run = small_runs.start(
+        folder,
         model={"target": "tfdist.zoo.models:mlp", "num_classes": 10, "input_shape": (8, 8, 3), "hidden": (8,)},
-        adapt={"target": "test_device_part:remember"},
-        data=c.Data(
-            source={"target": "tfdist.zoo.sources:synthetic", "shape": (8, 8, 3), "num_examples": 64},
-            prepare=prepare,
-            finish=finish,
-            evaluation_split=None,
-            batch_size=16,
-        ),
+        adapt={"target": f"{__name__}:remember"},
+        data=c.Data(**parts),
         train=c.Train(steps=3, micro_batches=2),
     )
-    run = setup.build_run(config, folder, cluster)
     data = run.feed.training(0, 3)
-    runner = execution.make_train_runner(run)
-    totals = runner.execute(cluster.distribute(data), 3).totals
+    totals = execution.make_train_runner(run).execute(run.cluster.distribute(data), 3).totals
     return data.element_spec["image"].dtype, totals["loss"], [w.numpy() for w in run.context.model.weights]
 
 
@@ -63,17 +51,15 @@ DIVIDED = {"target": "tfdist.zoo.prepare:image", **AUGMENTED, **NORMALISED}, Non
 @pytest.mark.workers
 @pytest.mark.slow
 @pytest.mark.parametrize(("prepare", "finish"), [BY_TWO, DIVIDED], ids=["two functions", "divided"])
-def test_bytes_to_the_device_give_the_same_bits(own_signals, cluster, tmp_path, monkeypatch, prepare, finish):
-    monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
-    adapted = __import__("test_device_part").ADAPTED
-    adapted.clear()
-    floats, loss, weights = trained(cluster, tmp_path, {"target": "test_device_part:on_the_host"}, None)
+def test_bytes_to_the_device_give_the_same_bits(own_signals, tmp_path, prepare, finish):
+    ADAPTED.clear()
+    floats, loss, weights = trained(tmp_path, {"target": f"{__name__}:on_the_host"}, None)
     assert floats == tf.float32
-    small, same_loss, same_weights = trained(cluster, tmp_path, prepare, finish)
+    small, same_loss, same_weights = trained(tmp_path, prepare, finish)
     assert small == tf.uint8 and loss == same_loss
     for one, other in zip(weights, same_weights, strict=True):
         np.testing.assert_array_equal(one, other)
-    first, second = adapted
+    first, second = ADAPTED
     assert first.dtype == tf.float32
     np.testing.assert_array_equal(first, second)
 
@@ -83,25 +69,9 @@ def test_what_must_be_normalised_on_the_host_is_not_normalised_again():
     seeds = tf.zeros([2, 2], tf.int64)
     for training in (True, False):
         expected = image(batch, seeds, training=training)
-        inputs = inputs_lib.open_inputs(digits())
+        inputs = inputs_lib.open_inputs(small_runs.config(data=c.Data(prepare={"target": "tfdist.zoo.prepare:image"})))
         prepared = inputs.prepare(batch, seeds, training=training)
         assert prepared["image"].dtype == tf.float32
         finished = inputs.prepare_all(batch, seeds, training=training)
         for name, value in expected.items():
             np.testing.assert_array_equal(finished[name], value)
-
-
-def digits(**arguments):
-    """A config of the digits, prepared by `image` with these arguments."""
-    return c.Config(
-        model={"target": "tfdist.zoo.models:mlp"},
-        data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", **arguments}),
-        train=c.Train(steps=1),
-    )
-
-
-def test_a_wrong_finish_is_named_before_the_run_starts():
-    config = c.Config(model={"target": "tfdist.zoo.models:mlp"}, train=c.Train(steps=1))
-    config.data.finish = {"target": "tfdist.zoo.prepare:normalised", "skale": 1.0}
-    with pytest.raises(ValueError, match=r"config\.data\.finish\.skale: .* Did you mean 'scale'\?"):
-        inputs_lib.open_inputs(config)

@@ -42,10 +42,8 @@ def assert_close(found, expected, tolerance):
     """Compares each tensor by its largest number."""
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype and one.shape == other.shape
-        largest = float(tf.reduce_max(tf.abs(tf.cast(other, tf.float32))))
-        np.testing.assert_allclose(
-            tf.cast(one, tf.float32), tf.cast(other, tf.float32), rtol=0, atol=tolerance * largest
-        )
+        one, other = tf.cast(one, tf.float32), tf.cast(other, tf.float32)
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * np.abs(other).max())
 
 
 def check(make, dtype):
@@ -106,10 +104,7 @@ def both(arguments, inputs, mask=None):
 
 
 @PRECISION
-@pytest.mark.parametrize(
-    ("shape",),
-    slow_except([((6, 9),), ((6, 4, 3, 9),), ((2, 3, 2, 2, 9),)], [((6, 4, 3, 9),)]),
-)
+@pytest.mark.parametrize("shape", [slow([6, 9]), [6, 4, 3, 9], slow([2, 3, 2, 2, 9])])
 @pytest.mark.parametrize("arguments", [{}, {"scale": False, "momentum": 0.5, "epsilon": 0.1}])
 def test_batch_normalisation_is_that_of_keras(arguments, shape, dtype):
     inputs = tf.cast(numbers(shape) + 2, "float32" if dtype == "float32" else "bfloat16")
@@ -124,9 +119,8 @@ def test_batch_normalisation_is_that_of_keras(arguments, shape, dtype):
 )
 def test_other_batch_normalisation_is_left_to_keras(arguments, masked):
     inputs = tf.cast(numbers((6, 4, 9)), arguments.get("dtype", "float32"))
-    (found, kinds), (expected, _) = both(
-        arguments, inputs, tf.constant([[True, False, True, True]] * 6) if masked else None
-    )
+    mask = tf.constant([[True, False, True, True]] * 6) if masked else None
+    (found, kinds), (expected, _) = both(arguments, inputs, mask)
     assert "FusedBatchNormV3" not in kinds
     assert_close(found, expected, 0)
 

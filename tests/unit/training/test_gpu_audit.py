@@ -1,20 +1,16 @@
 """A step on a GPU: no op on the host, no copy and no wait, except those of a list; see docs/speed.md."""
 
-import functools
 import json
 import sys
 
 import gpu_audit
 import gpu_variants
-import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from launching import REPOSITORY, run_all, worker_environment
 
 from tfdist.configs.networks import optimizers
 from tfdist.training.step import timing
-from tfdist.training.step.random_numbers import seed_generators
 from tfdist.zoo import schedules
 
 # (kind, source, reader) -> why a step may have it.
@@ -31,7 +27,7 @@ ALLOWED = {
         "loop variable",
         "int32",
         "CollectiveReduceV2",
-    ): "TensorFlow's number of an all-reduce, which may not start before the last step's has ended",
+    ): "TensorFlow's number of an all-reduce, which waits for the last step",
 }
 # With loss scaling, or if non-finite steps are skipped, the host reads whether the gradients are finite.
 DECISION = {("device to host", "All", "Switch"), ("device to host", "LogicalAnd", "Switch")}
@@ -70,7 +66,6 @@ OF_DATA = {
     "compiled_uneven": UNEQUAL_BATCHES,
     "own_steps_uneven": UNEQUAL_BATCHES,
 }
-QUICK = {1: ("digits",), 2: ("dropout", "compiled")}
 
 
 def audited(folder, replicas, names):
@@ -117,31 +112,14 @@ def test_every_config_optimizer_and_schedule_is_audited(monkeypatch):
         assert functions and {f"{module.__name__}:{name}" for name in functions} <= targets
 
 
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory):
-    """(replicas) -> what the audit finds in the steps of `QUICK`."""
-    return functools.cache(lambda n: audited(tmp_path_factory.mktemp("quick"), n, QUICK[n]))
-
-
 @pytest.mark.slow
-def test_a_step_runs_on_the_device_alone(quick):
-    assert quick(1)["digits"] == {"training": [], "evaluation": []}
-
-
-@pytest.mark.slow
-def test_random_seeds_are_computed_without_waiting_for_the_device(quick):
-    assert unexpected(quick(2), ["dropout"]) == []
+def test_random_seeds_are_computed_without_waiting_for_the_device(tmp_path):
     # Two layers on two replicas; a key and a counter for each.
-    rows = [row for row in quick(2)["dropout"]["training"] if row[0] != "loop variable"]
+    rows = [row for row in audited(tmp_path, 2, ["dropout"])["dropout"]["training"] if row[0] != "loop variable"]
     assert rows == [
         ["host to device", "StatelessRandomGetKeyCounter", "StatelessRandomUniformV2", 8],
         ["on the host", "_seed", "", 4],
     ]
-
-
-@pytest.mark.slow
-def test_a_compiled_model_runs_on_the_device_alone(quick):
-    assert unexpected(quick(2), ["compiled"]) == []
 
 
 @pytest.mark.slow
@@ -163,22 +141,6 @@ def test_the_audit_finds_steps_that_are_timed(tmp_path):
 )
 def test_no_config_variant_or_compiled_model_has_more_on_the_host(tmp_path, replicas, names):
     assert unexpected(audited(tmp_path, replicas, names), names) == []
-
-
-def test_seeds_are_those_that_keras_makes_of_the_chain_of_folds():
-    layer = keras.layers.Dropout(0.5, seed=3)
-    model = keras.Sequential([keras.Input((4,)), layer])
-    step = keras.Variable(2**33 + 5, dtype="int64", trainable=False)
-    seed_generators.make_stateless(model, step, lambda: tf.constant(6), seed=0)
-    seed_generators.begin_forward_pass(2)
-    (generator,) = layer._seed_generators
-    seeds = [generator.next().numpy() for _ in range(2)]
-    for call, seed in enumerate(seeds):
-        expected = tf.cast(keras.ops.convert_to_numpy(generator.state), tf.int64)
-        for part in (call, 2**33 + 5, 2, 6):
-            expected = tf.random.experimental.stateless_fold_in(expected, tf.constant(part, tf.int64))
-        np.testing.assert_array_equal(seed, expected.numpy() % (2**31 - 2))
-        assert seed.dtype == np.int32
 
 
 @pytest.mark.parametrize(

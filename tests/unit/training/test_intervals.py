@@ -1,30 +1,25 @@
 """Every field of type `Every`, with numbers of epochs alone, in a real run: what is written after which step."""
 
-import keras
 import pytest
 import topologies
+from small_runs import data, train
 
 from tfdist import config as c
-from tfdist.training import loop, setup
 
 
 @pytest.mark.workers
 @pytest.mark.usefixtures("own_signals")
 def test_each_interval_is_due_after_the_epochs_that_it_lists(tmp_path):
-    keras.utils.clear_session()
-    options = c.Config(
-        model={"target": "lab:linear", "num_classes": 10},
-        data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=479),
-        learning_rate=c.LearningRate(peak=0.01),
+    run = train(
+        tmp_path,
+        data=data(batch_size=479),
         train=c.Train(epochs=4),
         evaluation=c.Evaluation(every=c.Every(after=[2])),
         consistency=c.Consistency(every=c.Every(after=[2])),
         checkpoint=c.Checkpoint(every=c.Every(after=[1, 3]), keep=1, export=False),
         report=c.Report(every=c.Every(after=[1])),
     )
-    run = setup.build_run(options, tmp_path)
     assert run.steps_per_epoch == 3
-    assert loop.train(run) == 0
 
     def steps(kind):
         return [record["step"] for record in topologies.records(tmp_path, kind)]

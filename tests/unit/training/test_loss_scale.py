@@ -9,7 +9,6 @@ from tfdist.training.step.updates import loss_scale
     ("start", "finite", "expected"),
     [
         (4.0, [True, True], 8.0),
-        (4.0, [True], 4.0),
         (4.0, [False], 2.0),
         (1.0, [False], 1.0),
         (loss_scale.LARGEST_SCALE, [True] * 6, loss_scale.LARGEST_SCALE),

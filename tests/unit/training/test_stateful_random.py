@@ -1,7 +1,6 @@
 """Random numbers without a seed: repeated by a resumed run, or else found in the traced step."""
 
 import functools
-import pathlib
 import re
 
 import keras
@@ -9,14 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from parameters import slow_except
+from small_runs import start
 
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.data import guard
-from tfdist.training import execution, setup
+from tfdist.training import execution
 from tfdist.training import run as run_lib
 from tfdist.training.step import multi_step, train_step
-from tfdist.training.step.random_numbers import seed_generators
 
 NOISY = {"objective": {"target": "lab:noisy"}}
 NOISE = {"model": {"target": "lab:noise"}}
@@ -26,17 +25,6 @@ NOISE = {"model": {"target": "lab:noise"}}
 def restored(own_signals):
     yield
     keras.utils.clear_session()
-
-
-def start(workdir: pathlib.Path, **changes) -> run_lib.Run:
-    """Makes a run in this process, on one device."""
-    keras.utils.clear_session()
-    parts = {
-        "model": {"target": "lab:linear", "num_classes": 10},
-        "data": c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=24),
-        "train": c.Train(steps=20),
-    }
-    return setup.build_run(c.Config(**parts | changes), workdir)
 
 
 def steps(run: run_lib.Run, first: int, last: int, step=train_step.train_step) -> dict[str, np.ndarray]:
@@ -92,12 +80,3 @@ def test_a_draw_in_a_loop_is_found_with_its_line(tmp_path, capsys):
         with pytest.raises(ValueError, match=words):
             train(**options)
     guard.begin(guard.Guarded())
-
-
-def test_generators_are_restored(tmp_path):
-    run = start(tmp_path, **NOISE)
-    seed_generators.restore(run.context.model)
-    draws = [keras.random.normal((3,)).numpy() for _ in range(2)]
-    assert np.abs(draws[0] - draws[1]).max() > 0
-    graph = tf.function(lambda: tf.random.normal([3])).get_concrete_function().graph
-    assert guard.RANDOM & {*guard.called_ops(graph)} == {"RandomStandardNormal"}

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import pathlib
 
 import keras
 import numpy as np
@@ -10,14 +9,14 @@ import probes
 import pytest
 import tensorflow as tf
 import topologies
+from small_runs import start, train
 
 from tfdist import config as c
-from tfdist.training import loop, setup
-from tfdist.training import run as run_lib
 from tfdist.training.evaluation import saved_checkpoint
 from tfdist.training.step.layers import normalization
 
 NAMES = ("statistics", "masks", "traces")
+SYNCHRONISED = {"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "normalization": "sync_batch"}
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +80,6 @@ def test_nothing_is_traced_twice(two):
     assert train_calls >= 12 and evaluation_calls >= 5
 
 
-def start(workdir: pathlib.Path, **changes) -> run_lib.Run:
-    """Makes a run in this process, on one device."""
-    keras.utils.clear_session()
-    parts = {"model": {"target": "lab:linear", "num_classes": 10}, "train": c.Train(steps=20)}
-    return setup.build_run(c.Config(**parts | changes), workdir)
-
-
 @pytest.mark.workers
 def test_a_run_with_averages_reports_keeps_and_exports_them(tmp_path, capsys):
     parts = {
@@ -96,9 +88,8 @@ def test_a_run_with_averages_reports_keeps_and_exports_them(tmp_path, capsys):
         "train": c.Train(steps=6, call_seconds=1e-6),
         "evaluation": c.Evaluation(every=c.Every(steps=2)),
         "checkpoint": c.Checkpoint(every=c.Every(steps=2), best_metric="loss", best_mode="min"),
-        "report": c.Report(tensorboard=False),
     }
-    assert loop.train(start(tmp_path, **parts)) == 0
+    train(tmp_path, **parts)
     reported = {line["step"]: line["loss"] for line in topologies.records(tmp_path, "evaluation")}
     best = min(reported, key=reported.get)
     assert saved_checkpoint.evaluate_only(start(tmp_path, **parts), "best") == 0
@@ -123,25 +114,20 @@ def test_averages_start_from_the_weights_if_the_first_step_is_skipped(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("objective", "message"),
+    ("changes", "message"),
     [
-        ({"target": "lab:column"}, r"'error' has shape \(2, 1\) for a batch of 2 examples"),
-        ({"target": "lab:bare_loss"}, r'must return a dict with a "loss"\. Received: \w*Tensor'),
-        ({"target": "lab:renamed", "name": "regularization"}, "'regularization', a name"),
-        ({"target": "lab:renamed", "name": "epoch"}, r"'epoch', a name that metrics\.jsonl uses"),
-        ({"target": "lab:renamed", "nam": "x"}, r"config\.objective\.nam: .* Did you mean 'name'"),
+        ({"objective": {"target": "lab:column"}}, r"'error' has shape \(2, 1\) for a batch of 2 examples"),
+        ({"objective": {"target": "lab:bare_loss"}}, r'must return a dict with a "loss"\. Received: \w*Tensor'),
+        ({"objective": {"target": "lab:renamed", "name": "regularization"}}, "'regularization', a name"),
+        ({"objective": {"target": "lab:renamed", "name": "epoch"}}, r"'epoch', a name that metrics\.jsonl uses"),
+        # The forward pass communicates.
+        ({"model": SYNCHRONISED, "train": c.Train(steps=20, xla=True)}, r"config\.train\.xla=True"),
     ],
 )
-def test_an_objective_that_breaks_its_contract_is_refused_before_training(tmp_path, objective, message):
+def test_what_a_step_cannot_do_is_refused_before_training(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
-        start(tmp_path, objective=objective)
+        start(tmp_path, **changes)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_xla_is_refused_where_the_forward_pass_communicates(tmp_path):
-    model = {"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "normalization": "sync_batch"}
-    with pytest.raises(ValueError, match=r"config\.train\.xla=True"):
-        start(tmp_path, model=model, train=c.Train(steps=20, xla=True))
 
 
 def test_an_objective_must_return_the_same_in_training_and_evaluation(tmp_path):
@@ -154,9 +140,7 @@ def test_an_objective_must_return_the_same_in_training_and_evaluation(tmp_path):
 def test_a_penalty_counts_once_in_micro_batches(tmp_path):
     def trained(parts):
         kinds = {"train": c.Train(steps=2, micro_batches=parts), "learning_rate": c.LearningRate(peak=0.1)}
-        model = {"target": "lab:linear", "num_classes": 10, "l2": 0.3}
-        run = start(tmp_path / f"{parts}", model=model, report=c.Report(tensorboard=False), **kinds)
-        assert loop.train(run) == 0
+        run = train(tmp_path / f"{parts}", model={"target": "lab:linear", "num_classes": 10, "l2": 0.3}, **kinds)
         return run.context.model.get_layer("logits").kernel.numpy()
 
     np.testing.assert_allclose(trained(2), trained(1), atol=1e-6)

@@ -2,21 +2,12 @@
 
 import subprocess
 import sys
-import urllib.parse
 
 import browser
 import launching
 import pytest
 
 pytestmark = pytest.mark.slow
-# Chooses the type of the graph, when its page is there.
-_CHOOSE_CONCEPTUAL = """
-(function find(node) {
-    if (node.tagName === "PAPER-RADIO-BUTTON" && node.textContent.trim() === "Conceptual graph") node.click();
-    if (node.shadowRoot) find(node.shadowRoot);
-    node.childNodes.forEach(find);
-})(document.body);
-"""
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +18,7 @@ def board(tmp_path_factory):
     folder = tmp_path_factory.mktemp("board")
     options = ("--config.train.steps=none", "--config.train.epochs=2", "--config.evaluation.every.epochs=1")
     workdir = folder / "runs" / "digits"
-    folder_of_keras = f"{workdir}/tensorboard/keras"
-    keras_own = {"target": "keras.callbacks:TensorBoard", "log_dir": folder_of_keras, "histogram_freq": 1}
-    shown = ("--config.report.tensorboard=true", f"--config.callbacks=[{keras_own}]")
-    command = launching.train_command(workdir, *options, *shown)
+    command = launching.train_command(workdir, *options, "--config.report.tensorboard=true")
     launching.run_all([command], [launching.worker_environment()])
     (port,) = launching.free_ports(1)
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", "runs", f"--port={port}"]
@@ -49,24 +37,12 @@ def test_training_and_evaluation_share_a_chart(board, tmp_path):
     address, window = board
     runs = ("digits/tensorboard/train", "digits/tensorboard/evaluation")
     # A run is in the list, and in the legends of the charts with training and evaluation.
-    page = f"{address}/#timeseries&tagFilter=^(loss%7Caccuracy)$"  # Without those of Keras' callback.
-    text = window.show(page, "accuracy", "loss", *runs * 3)
+    text = window.show(f"{address}/#timeseries&tagFilter=^(loss%7Caccuracy)$", "accuracy", "loss", *runs * 3)
     window.screenshot(tmp_path / "timeseries.png")
     assert (tmp_path / "timeseries.png").read_bytes().startswith(b"\x89PNG")
     lines = text.splitlines()
     # The legend of a chart names the runs that it shows.
     assert {*runs} <= {*lines[lines.index("loss") :]}
-
-
-def test_keras_callback_shows_histograms_and_the_graph_of_the_layers(board, tmp_path):
-    address, window = board
-    run = urllib.parse.quote("digits/tensorboard/keras/train", safe="")
-    window.show(f"{address}/#graphs&run={run}", "Conceptual graph", "keras")
-    window.run(_CHOOSE_CONCEPTUAL)
-    window.wait_for("Main Graph", "small_cnn")
-    window.screenshot(tmp_path / "graph.png")
-    window.show(f"{address}/#histograms", "block1_conv/kernel/histogram", "digits/tensorboard/keras/train")
-    window.screenshot(tmp_path / "histograms.png")
 
 
 def test_hparams_shows_fields_and_metrics(board, tmp_path):

@@ -54,38 +54,28 @@ def test_the_next_trigger_is_the_first_that_is_due(every, steps_per_epoch):
         assert DueSteps(every, steps_per_epoch).next_after(step) == coming
 
 
-def test_executions_grow_at_most_to_call_seconds():
-    pace = ExecutionLength(2.0)
-    assert pace.choose_steps(1000) == 1
-    pace.record(1, 7.0)  # The first call compiles: its time says nothing.
-    assert pace.choose_steps(1000) == 1
-    pace.record(1, 0.001)  # 2,000 steps would fit; one step says little.
-    assert pace.choose_steps(1000) == 32
-    pace.record(32, 0.032)
-    assert pace.choose_steps(1000) == 1000  # The next boundary.
-    assert pace.choose_steps(10_000) == 1024
-    pace.record(1024, 1.024)
-    assert pace.choose_steps(10_000) == 2000
-
-
-def test_executions_become_shorter_when_steps_become_slow():
-    pace = ExecutionLength(2.0, steps=2000, executions=5)
-    pace.record(2000, 20.0)
-    assert pace.choose_steps(10_000) == 200
-    pace.record(200, 2000.0)
-    assert pace.choose_steps(10_000) == 1
-    pace.record(1, 100.0)
-    assert pace.choose_steps(10_000) == 1  # At least one step, even a slow one.
-
-
-def test_a_near_boundary_does_not_shorten_later_executions():
-    pace = ExecutionLength(1.0, steps=100, executions=5)
-    assert pace.choose_steps(3) == 3
-    pace.record(3, 0.03)
-    assert pace.choose_steps(1000) >= 90
-
-
-def test_an_execution_of_zero_seconds_changes_nothing():
-    pace = ExecutionLength(2.0, steps=16, executions=5)
-    pace.record(16, 0.0)
-    assert pace.choose_steps(100) == 16
+@pytest.mark.parametrize(
+    ("length", "executions"),
+    [
+        # Steps to the next boundary, steps of the execution, and its seconds. The first one compiles: its time says
+        # nothing. After a step of 1 ms, 2,000 would fit; one step says little.
+        (
+            ExecutionLength(2.0),
+            [(1000, 1, 7.0), (1000, 1, 0.001), (1000, 32, 0.032), (10_000, 1024, 1.024), (1000, 1000, 1.0)],
+        ),
+        # At least one step, even a slow one.
+        (
+            ExecutionLength(2.0, steps=2000, executions=5),
+            [(10_000, 2000, 20.0), (10_000, 200, 2000.0), (10_000, 1, 100.0), (10_000, 1, 100.0)],
+        ),
+        # A near boundary does not shorten later executions.
+        (ExecutionLength(1.0, steps=100, executions=5), [(3, 3, 0.03), (90, 90, 0.9)]),
+        # A clock that stands still says nothing.
+        (ExecutionLength(2.0, steps=16, executions=5), [(16, 16, 0.0), (100, 16, 0.0)]),
+    ],
+    ids=["grows", "becomes shorter", "near boundary", "zero seconds"],
+)
+def test_an_execution_takes_at_most_about_call_seconds(length, executions):
+    for boundary, steps, seconds in executions:
+        assert length.choose_steps(boundary) == steps
+        length.record(steps, seconds)
