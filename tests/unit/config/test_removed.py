@@ -1,8 +1,10 @@
 """What was removed gets its sentence: fields, values, commands and modules, in files, flags and saved runs."""
 
+import json
 import re
 
 import pytest
+from launching import tfdist as command
 
 import tfdist
 from tfdist import config
@@ -72,16 +74,12 @@ def test_a_removed_function_of_the_package_gets_its_sentence():
 
 def test_commands_and_fields_get_their_sentences_from_the_terminal(tmp_path):
     def run(*words):
-        command = [sys.executable, "-m", "tfdist", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
-        return done.returncode, done.stderr.strip()
+        return command(*words, code=1, cwd=tmp_path).stderr.strip()
 
-    commands = [name for name in removed.INSTEAD if name.startswith("tfdist ")]
-    for name in commands[:1]:
-        assert run(*name.split()[1:], "x") == (1, f"{name} was removed: {removed.INSTEAD[name]}")
-    sentence = f"--{removed.sentence('config.report.verbose')}"
-    assert len(commands) == 6 and run("train", "digits", "--config.report.verbose=1") == (1, sentence)
+    name = next(name for name in removed.INSTEAD if name.startswith("tfdist "))
+    assert run(*name.split()[1:], "x") == f"{name} was removed: {removed.INSTEAD[name]}"
+    assert run("train", "digits", "--config.report.verbose=1") == f"--{removed.sentence('config.report.verbose')}"
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text(json.dumps(saved("train.local_steps", 4)))
-    code, text = run("train", "run")
-    assert code == 1 and "config.train.local_steps was removed: " in text and text.endswith("Received: 4")
+    text = run("train", "run")
+    assert "config.train.local_steps was removed: " in text and text.endswith("Received: 4")

@@ -171,10 +171,11 @@ class GlobalView:
         flat = tf.nest.flatten((args, keywords))
         if self.in_inner_graph:
             if self.discovers and self.rows.replicas > 1:
+                line = user_code.current_line(tf.no_op().traceback)  # Also in what AutoGraph has converted.
                 messages.log_once(
                     f"{type(layer).__name__} {layer.name!r} is called in a branch, a loop or a map, where replicas "
-                    f"cannot communicate, in {user_code.current_line()}: each of the {self.rows.replicas} replicas "
-                    "computes it for the whole batch."
+                    f"cannot communicate, in {line}: each of the {self.rows.replicas} replicas computes it for the "
+                    "whole batch."
                 )
             return self._call_whole(original, layer, *args, **keywords)
         decided = self.next_call(layer, flat)
