@@ -1,9 +1,11 @@
 """Loads a config, and overrides its fields by `--config.section.field=VALUE`, with a sentence for each mistake.
 
-Imports no TensorFlow.
+Values are parsed by absl and `ml_collections.config_flags`, which have no notation for None and no sentence for a field
+that does not exist. Arguments of functions that a config names are checked when these are called. No TensorFlow.
 """
 
 import ast
+import contextlib
 import dataclasses
 import os
 import re
@@ -14,6 +16,9 @@ import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
 
 from tfdist import configs
 from tfdist.config import config_dict, diff, removed, saved_run, schema, text, user_code, validate
@@ -30,6 +35,35 @@ _USUAL_NAMES = {
 }
 
 
+class _Literal(flags.ArgumentParser):
+    """Parses a value of type `kind`, or None, in Python notation; also "true", "false" and "none"."""
+
+    def __init__(self, kind: Any):
+        super().__init__()
+        self._kind = kind
+
+    def parse(self, argument: Any) -> Any:
+        value = argument
+        if isinstance(argument, str):
+            words = {"true": "True", "false": "False", "none": "None"}
+            with contextlib.suppress(ValueError, SyntaxError):
+                value = ast.literal_eval(words.get(argument.lower(), argument))
+        if value is None or self._kind is Any or type(value) is self._kind:
+            return value
+        if self._kind is float and type(value) is int:
+            return float(value)
+        raise ValueError(validate.type_problem(value, self._kind))
+
+
+for _kind in (int, float, bool, list, dict, Any):
+    config_flags.register_flag_parser_for_type(_kind, _Literal(_kind))
+config_flags.register_flag_parser_for_type(types.NoneType, _Literal(Any))
+for _section in filter(dataclasses.is_dataclass, vars(schema).values()):
+    for _hint in typing.get_type_hints(_section).values():
+        if typing.get_origin(_hint) is typing.Literal:  # `validate` checks the value.
+            config_flags.register_flag_parser_for_type(_hint, flags.ArgumentParser())
+
+
 def load(path: str, fields: Sequence[str] = ()) -> schema.Config:
     """Returns the config of `path`, the value of --config, in which `fields` such as "--config.seed=1" are overridden.
 
@@ -38,50 +72,24 @@ def load(path: str, fields: Sequence[str] = ()) -> schema.Config:
     # A config may name a module beside it, however it is started.
     sys.path += [each for each in saved_run.import_folders(path.partition(":")[0]) if each not in sys.path]
     config = _read(path)
-    for word in fields:
-        _override(config, word, path)
-    return config
-
-
-def _override(config: schema.Config, word: str, path: str) -> None:
-    """Sets the field that a word such as "--config.seed=1" names, or an argument of a function in a spec.
-
-    Without "=" it is set to true, by "--noconfig.data.shuffle" to false. Exits with a sentence.
-    """
-    holder, field = _find(config, name_of(word), path)
-    if isinstance(holder, dict):  # The function checks an argument that is not set yet, or None.
-        kind = type(holder.get(field))
-        hint = {types.NoneType: Any, str: str}.get(kind, kind | None)
-    else:
-        hint = typing.get_type_hints(type(holder))[field]
-    given = word.partition("=")[2] if "=" in word else "true"
-    value = _parse("false" if word.lstrip("-").startswith("no") else given, hint)
-    if problem := validate.type_problem(value, hint):
-        sys.exit(f"{word}: {problem}")
-    if isinstance(holder, dict):
-        holder[field] = value
-    else:
-        setattr(holder, field, value)
-
-
-def _parse(word: str, hint: Any) -> Any:
-    """Returns the value of a field with the type `hint`: in Python notation, or "true", "false" and "none"."""
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if types.NoneType in kinds and word in _NONE:
-        return None
-    if str in kinds or typing.get_origin(hint) is typing.Literal:
-        return word
-    words = {"true": "True", "false": "False", "none": "None"}
+    places = [_find(config, name_of(word), path) for word in fields]
+    argv, values = ["tfdist", f"--config={path}", *fields], flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=values, lock_config=False, sys_argv=argv)
+    values["config"].parser.parse = lambda path: config
     try:
-        value = ast.literal_eval(words.get(word.lower(), word))
-        return float(value) if type(value) is int and float in kinds else value
-    except (ValueError, SyntaxError, OverflowError):
-        return word
+        values(argv)
+    except flags.Error as error:
+        sys.exit(str(error).removeprefix("flag "))
+    for holder, field in places:
+        may_be = typing.get_args(typing.get_type_hints(type(holder)).get(field))
+        if types.NoneType in may_be and getattr(holder, field) in _NONE:  # A text, which has no parser for None.
+            setattr(holder, field, None)
+    return config
 
 
 def name_of(word: str) -> str:
     """Returns the dotted name of the field that a word such as "--config.model.width=3" overrides."""
-    return re.match(r"--?(?:no)?config\.([^=]+)", word)[1]
+    return re.match(r"--?(?:no)?config\.([^=\[]+)", word)[1]
 
 
 def _read(path: str) -> schema.Config:
@@ -120,7 +128,10 @@ def _explain(error: Exception) -> str:
 
 
 def _find(config: schema.Config, name: str, path: str) -> tuple[Any, str]:
-    """Returns the section or dict of a field, and its last name; exits with a sentence if there is no such field."""
+    """Returns the section or dict of a field, and its last name; adds an argument to a spec that lacks it.
+
+    Exits with a sentence if there is no such field.
+    """
     holder: Any = config
     parts = name.split(".")
     for index, part in enumerate(parts):
@@ -129,6 +140,7 @@ def _find(config: schema.Config, name: str, path: str) -> tuple[Any, str]:
             outer, holder = holder, items[part]
             continue
         if isinstance(holder, dict) and index + 1 == len(parts):
+            holder[part] = None
             return holder, part
         near = text.closest(part, items)
         if sentence := removed.sentence(f"config.{name}"):
