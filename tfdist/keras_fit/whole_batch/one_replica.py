@@ -55,3 +55,10 @@ def _is_asked_by_step() -> bool:
     while "/tensorflow/python/autograph/" in frame.f_code.co_filename:
         frame = frame.f_back
     return user_code.is_users(frame.f_code.co_filename)
+
+
+# Owner, name, and the function that replaces it.
+REPLACED = (
+    (tf.distribute, "get_replica_context", replica_context),
+    (tf.distribute, "in_cross_replica_context", in_cross_replica_context),
+)
