@@ -3,11 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-import io
-import itertools
-import os
 import pathlib
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -44,8 +40,8 @@ class Case:
     batch_size: int | None = 16
     # Calls of `fit`, one after another.
     calls: int = 1
-    # Inputs of `predict`, called after `evaluate`; None: neither is called.
-    inputs: Any = None
+    # Whether `evaluate` and `predict` are called then.
+    evaluates: bool = False
 
 
 def dense(outputs: int, activation: str | None = None, **keywords) -> keras.Model:
@@ -165,7 +161,7 @@ def transfer() -> Case:
         outputs = keras.layers.Dense(3, activation="softmax")(features)
         return compiled(keras.Model(inputs, outputs), "sgd", metrics=["accuracy"])
 
-    return Case(build=build, batch_size=25, inputs=X)
+    return Case(build=build, batch_size=25, evaluates=True)
 
 
 class Memory:
@@ -207,17 +203,19 @@ def run(case: Callable[[], Case], cluster: Cluster | None) -> dict[str, Any]:
     with contextlib.nullcontext() if cluster is None else cluster.scope():
         model = given.build()
     data = given.for_keras if cluster is None and given.for_keras else given.data
-    arguments = dict(zip(("x", "y", "sample_weight"), data, strict=False)) | options
-    histories = [methods["fit"](model, **arguments).history for _ in range(given.calls)]
+    data = dict(zip(("x", "y", "sample_weight"), data, strict=False))
+    histories = [methods["fit"](model, **data | options).history for _ in range(given.calls)]
     evaluated, predicted = [], []
-    if given.inputs is not None:
-        evaluated = methods["evaluate"](model, *given.data, batch_size=given.batch_size, verbose=0)
-        predicted = methods["predict"](model, given.inputs, verbose=0, batch_size=10)
-    return {
+    if given.evaluates:
+        evaluated = methods["evaluate"](model, **data, batch_size=given.batch_size, verbose=0)
+        predicted = methods["predict"](model, data["x"], verbose=0, batch_size=10)
+    found = {
         "history": {name: [value for one in histories for value in one[name]] for name in histories[0]},
-        "evaluated": np.asarray(evaluated).tolist(),
-        "predicted": keras.tree.map_structure(lambda one: np.asarray(one, float).tolist(), predicted),
-        "weights": [np.asarray(one, float).tolist() for one in model.get_weights()],
+        "evaluated": evaluated,
+        "predicted": predicted,
+        "weights": model.get_weights(),
+    }
+    return keras.tree.map_structure(lambda one: np.asarray(one, float).tolist(), found) | {
         "left_patched": [
             *(name for name in build_context.PUT_ON_OPTIMIZERS if name in vars(model.optimizer)),
             *(layer.name for layer in model._flatten_layers() if "call" in vars(layer)),
@@ -401,32 +399,12 @@ def not_finite(cluster: Cluster, *names: str) -> dict[str, str]:
     return messages_of({name: attempts[name] for name in names})
 
 
-def second_orders(cluster: Cluster) -> dict[str, list[float]]:
-    """Returns the losses of two calls of `fit` on a shuffled dataset, the first ended by a callback; and of its passes.
-
-    Keras takes the first pass, the second and, as it makes an iterator at the end of an epoch, the fourth.
-    """
-
-    class Ends(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.model.stop_training = batch == 1
-
-    def losses(model: keras.Model, calls: Sequence[tuple[tf.data.Dataset, int]]) -> list[float]:
-        found = []
-        for number, (dataset, epochs) in enumerate(calls):
-            callbacks = [] if number else [Ends()]
-            history = tfdist.fit(cluster, model, dataset, epochs=epochs, callbacks=callbacks, verbose=0)
-            found += history.history["loss"]
-        return found
-
-    one, other = (tf.data.Dataset.from_tensor_slices((X, LABELS)).shuffle(53, seed=1) for _ in range(2))
-    passes = [tf.data.Dataset.from_tensor_slices(next(iter(other.batch(53)))).batch(16) for _ in range(4)]
-    with cluster.scope():
-        models = simple(), simple()
-    models[1].set_weights(models[0].get_weights())
-    shuffled = one.padded_batch(16)
-    expected = losses(models[1], [(passes[number], 1) for number in (0, 1, 3)])
-    return {"found": losses(models[0], [(shuffled, 1), (shuffled, 2)]), "expected": expected}
+def assert_close(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Asserts that two results of `run` agree, and that the first has left no patch behind."""
+    assert list(ours["history"]) == list(theirs["history"]) and ours["left_patched"] == []
+    for part in ("history", "weights", "evaluated", "predicted"):
+        numbers = (keras.tree.flatten(one[part]) for one in (ours, theirs))
+        np.testing.assert_allclose(*numbers, rtol=1e-5, atol=1e-5, err_msg=part)
 
 
 def messages_of(attempts: dict[str, Callable[[], Any]]) -> dict[str, str]:
@@ -460,59 +438,6 @@ def refused_steps(cluster: Cluster) -> dict[str, str]:
 
     by_xla = {"by_xla": lambda: attempt("assigns", jit_compile=True), "normalised_by_xla": normalised_by_xla}
     return messages_of(attempts | by_xla)
-
-
-def noisy() -> keras.Model:
-    """A model with random numbers and state in its own step."""
-    model = own_steps.Noisy()
-    model.compile()
-    model.other_optimizers = [keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1, momentum=0.9)]
-    return model
-
-
-def with_dropout() -> keras.Model:
-    first = keras.layers.Dense(8, kernel_regularizer="l2")
-    layers = [keras.Input((6,)), first, keras.layers.Dropout(0.5), keras.layers.Dense(3)]
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return compiled(keras.Sequential(layers), loss=loss, metrics=["accuracy"])
-
-
-def resumed(cluster: Cluster, directory: pathlib.Path, build: Callable[[], keras.Model]) -> dict[str, Any]:
-    """Stops a training by a signal, resumes with a new model, and compares it to an uninterrupted training."""
-    reads = itertools.count()
-
-    def touch(x: np.ndarray) -> np.ndarray:
-        if (
-            next(reads) == 8
-        ):  # The first reads happen before the handlers are installed, when signals still end the process.
-            os.kill(os.getpid(), signal.SIGTERM)
-        return x
-
-    def watched(x: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return tf.ensure_shape(tf.numpy_function(touch, [x], x.dtype), x.shape), label
-
-    def train(name: str) -> tuple[keras.Model, Any]:
-        keras.utils.clear_session()  # As in a new process: checkpoints restore variables by name.
-        keras.utils.set_random_seed(7)
-        data = tf.data.Dataset.from_tensor_slices((X, LABELS)).shuffle(53).batch(16).map(watched)
-        with cluster.scope():
-            model = build()
-        return model, tfdist.fit(cluster, model, data, epochs=6, verbose=0, workdir=directory / name)
-
-    code, output = None, io.StringIO()
-    try:
-        with contextlib.redirect_stdout(output):
-            train("parts")
-    except SystemExit as stopped:
-        code = stopped.code
-    (ours, history), (whole, expected) = train("parts"), train("whole")
-    pairs = zip(ours.get_weights(), whole.get_weights(), strict=True)
-    return {
-        "code": code,
-        "output": output.getvalue().replace(str(directory), "."),
-        "difference": max(float(np.max(np.abs(mine - theirs))) for mine, theirs in pairs),
-        "histories": [history.history, expected.history],
-    }
 
 
 def unbuilt(cluster: Cluster) -> float:
@@ -630,9 +555,6 @@ def measure(names: Sequence[str], devices: int, directory: pathlib.Path) -> dict
         "refused": lambda: refused(cluster),
         "not_finite": lambda: not_finite(cluster, "array", "rate"),
         "not_finite_slow": lambda: not_finite(cluster, "batches", "weights"),
-        "second_orders": lambda: second_orders(cluster),
-        "resumed": lambda: resumed(cluster, directory, with_dropout),
-        "resumed_step": lambda: resumed(cluster, directory, noisy),
         "refused_steps": lambda: refused_steps(cluster),
         "unbuilt": lambda: unbuilt(cluster),
         "of_many_types": lambda: of_many_types(cluster),
