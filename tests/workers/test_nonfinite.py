@@ -2,7 +2,6 @@
 
 import pathlib
 import runpy
-import shutil
 
 import keras
 import numpy as np
@@ -11,7 +10,7 @@ import topologies
 from launching import REPOSITORY
 
 from tfdist import config as c
-from tfdist.training import checkpointing, execution, loop, setup
+from tfdist.training import execution, loop, setup
 
 # The examples of tests/configs/same_run.py come in their own order here, 48 a step: those of steps 5, 6 and 7.
 ITERATION = f"optimizer/{'SGD' if keras.__version__.startswith(('3.12', '3.13', '3.14')) else 'sgd'}/iteration"
@@ -86,20 +85,10 @@ def test_a_step_is_skipped_alike_on_any_topology(skipped, tmp_path, workers, dev
     assert topologies.records(tmp_path, "train")[-1]["skipped"] == 1
 
 
-def cut_back(workdir: pathlib.Path, copy: pathlib.Path, newest: int) -> pathlib.Path:
-    """Copies a finished run as it would be, had it been killed before any checkpoint after `newest`."""
-    shutil.copytree(workdir, copy)
-    (copy / checkpointing.FINISHED).unlink()
-    for path in copy.glob("checkpoints/step-*"):
-        if int(path.name[5:]) > newest:
-            shutil.rmtree(path)
-    return copy
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("newest", [4, 8])
 def test_a_run_that_skips_is_killed_and_resumed_to_the_same_bits(skipped, tmp_path, newest):
-    copy = cut_back(skipped, tmp_path / "run", newest)
+    copy = topologies.cut_back(skipped, tmp_path / "run", newest)
     topologies.assert_same_bits(run(copy, config("skip", 7, limit=1)), topologies.arrays(skipped))
     ours, theirs = (topologies.records(workdir, "train") for workdir in (copy, skipped))
     assert [(line["step"], line["skipped"]) for line in ours] == [(line["step"], line["skipped"]) for line in theirs]

@@ -11,9 +11,7 @@ import pipeline_probe as probe
 import pytest
 import tensorflow as tf
 import topologies
-from launching import run_all
 from parameters import slow_except
-from processes import started, until
 
 from tfdist import config as c
 from tfdist.configs.courses import idris_resnet50
@@ -219,26 +217,3 @@ def test_both_pipelines_have_the_same_losses_on_two_workers_without_a_shuffle(tm
 def test_an_invalid_pipeline_is_refused_with_what_to_do(digits, data, message):
     with pytest.raises(ValueError, match=message):
         digits("refused", **data)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["--config.data.pipeline=textbook", "--config.data.shards=fixed"])
-def test_two_workers_that_are_killed_resume_to_the_bit(option, tmp_path):
-    config = "tests/configs/interrupted.py"
-    quickly = "--config.objective.seconds=0.0"
-    topologies.train(tmp_path / "whole", option, quickly, workers=2, config=config)
-    command = topologies.command(tmp_path / "killed", option, config=config)
-    for victim in (1, 0):
-        with started([command] * 2, topologies.environments(2)) as processes:
-            old = newest(tmp_path)
-            until(lambda old=old: newest(tmp_path) > old, 240, lambda: "no checkpoint was saved", pause=0.05)
-            processes[victim].kill()
-            outputs = [process.communicate(timeout=120)[0].decode() for process in processes]
-        assert "is lost" in outputs[1 - victim]
-    run_all([command] * 2, topologies.environments(2))
-    topologies.assert_same_bits(*(topologies.arrays(tmp_path / name, 96) for name in ("whole", "killed")))
-
-
-def newest(tmp_path):
-    """The newest step that the killed run has saved; 0: none."""
-    return max((int(path.name[5:]) for path in tmp_path.glob("killed/checkpoints/step-????????")), default=0)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import topologies
 from launching import run_all
+from parameters import slow_except
 
 pytestmark = pytest.mark.usefixtures("graph_optimizers")
 # (workers, logical devices of each)
-TOPOLOGIES = [(2, 2), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((3, 1), (1, 2), (2, 1)))]
+TOPOLOGIES = slow_except([(2, 2), (3, 1), (1, 2), (2, 1)], [(2, 2)])
 OVER_GRPC = "--config.communication.implementation=ring"
 GROUPS = ["--config.model.normalization=batch", "--config.model.group_size=12"]
 
@@ -54,9 +55,10 @@ def test_weights_slots_and_losses_are_those_of_one_device(one, trained, workers,
         assert ours["num_examples"] == theirs["num_examples"] == 355
 
 
-def test_a_run_of_four_replicas_resumes_on_two(trained, tmp_path):
-    moved = topologies.cut_back(trained(2, 2), tmp_path / "moved")
-    topologies.train(moved, devices=2)
+@pytest.mark.parametrize(("workers", "devices"), slow_except([(1, 2), (3, 1), (1, 8)], [(1, 2)]))
+def test_a_run_of_four_replicas_resumes_on_other_devices(trained, tmp_path, workers, devices):
+    moved = topologies.cut_back(trained(2, 2), tmp_path / "moved", newest=10)
+    topologies.train(moved, workers=workers, devices=devices)
     topologies.assert_resumed_as(trained(2, 2), moved)
 
 
