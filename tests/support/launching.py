@@ -6,9 +6,11 @@ import io
 import os
 import pathlib
 import random
+import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 
 import forked
 import h5py
@@ -60,6 +62,34 @@ def worker_environment(**variables: str) -> dict[str, str]:
     """The environment of a worker on the CPU, without what launched the tests."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(_REMOVED)}
     return env | {"CUDA_VISIBLE_DEVICES": ""} | variables
+
+
+def python(
+    *words: os.PathLike | str,
+    code: int | None = 0,
+    start: Callable[..., subprocess.CompletedProcess] = forked.run,
+    cwd: os.PathLike | str = REPOSITORY,
+    timeout: float = 600.0,
+    **variables: str,
+) -> subprocess.CompletedProcess:
+    """Runs `python WORDS` with the environment of a worker, and asserts its exit code.
+
+    Args:
+        *words: as "-m", a module and its arguments.
+        code: the exit code; None: any.
+        start: subprocess.run where the start is what is tested.
+        cwd: where it runs.
+        timeout: how many seconds its end is awaited.
+        **variables: more of the environment.
+
+    Returns:
+        The process that has ended, with its `stdout` and `stderr` as texts.
+    """
+    command = [sys.executable, *map(str, words)]
+    env = worker_environment(**variables)
+    done = start(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    return done
 
 
 def run_all(

@@ -5,11 +5,10 @@ import json
 import re
 import sys
 
-import forked
 import numpy as np
 import processes
 import pytest
-from launching import REPOSITORY, worker_environment
+from launching import REPOSITORY, python
 
 sys.path.insert(0, str(REPOSITORY))
 
@@ -220,9 +219,7 @@ def test_a_layer_that_mixes_rows_is_named_and_is_right_with_whole_calls(tmp_path
     script, found = tmp_path / "script.py", []
     script.write_text(MIXES)
     for words in ([], ["-m", "tfdist.run", "--logical_devices=2", "--whole_calls=true"]):
-        command = [sys.executable, *words, str(script)]
-        done = forked.run(command, env=worker_environment(), capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
+        done = python(*words, script)
         (line,) = [line for line in done.stdout.splitlines() if line.startswith("R")]
         found.append(np.concatenate([np.ravel(one) for one in json.loads(line[1:])]))
     output = done.stdout + done.stderr

@@ -3,11 +3,9 @@
 import functools
 import itertools
 import json
-import sys
 
-import forked
 import pytest
-from launching import REPOSITORY, worker_environment
+from launching import python
 
 SCRIPT = "tests/scripts/idioms.py"
 NAMES = ("compute_loss_of_the_object", "numbers_with_weights", "rows_of_predict_step")
@@ -21,10 +19,7 @@ NAMES += ("results_under_new_names", "repeated_trainings")
 @functools.cache
 def printed(*words):
     """The numbers that the script prints, started by these words of a command line."""
-    line = [sys.executable, *words, SCRIPT, *NAMES]
-    done = forked.run(line, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(python(*words, SCRIPT, *NAMES, timeout=900).stdout.splitlines()[-1])
 
 
 @pytest.mark.slow

@@ -15,11 +15,10 @@ import sys
 import threading
 import time
 
-import forked
 import psutil
 import pytest
 import topologies
-from launching import REPOSITORY, assert_weights_agree, worker_environment
+from launching import REPOSITORY, assert_weights_agree, python, worker_environment
 from parameters import slow
 from processes import children, command_line, environment, until
 
@@ -362,9 +361,8 @@ else:
     ],
 )
 def test_launcher_refuses_wrong_flags_before_it_starts_workers(arguments, words):
-    command = [sys.executable, "-m", "tfdist.launch", *arguments]
-    done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and words in done.stdout + done.stderr, done
+    done = python("-m", "tfdist.launch", *arguments, code=1)
+    assert words in done.stdout + done.stderr, done
     assert "Traceback" not in done.stderr and "[0]" not in done.stdout
 
 
@@ -383,10 +381,8 @@ def test_launcher_passes_a_program_its_own_flags(tmp_path, start):
         "print(task['index'], os.environ['TF_CPP_MIN_LOG_LEVEL'], *sys.argv[1:])\n"
         "print('dlopen', file=sys.stderr)\n"
     )
-    line = [sys.executable, "-m", "tfdist.launch", *start, "--workers=5", "-h", "--", "x y"]
-    env = worker_environment(PYTHONPATH=str(REPOSITORY))
-    done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    line = ("-m", "tfdist.launch", *start, "--workers=5", "-h", "--", "x y")
+    done = python(*line, start=subprocess.run, cwd=tmp_path, PYTHONPATH=str(REPOSITORY))
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] {rank} 3 --workers=5 -h -- x y" for rank in range(2)]
     assert sorted(done.stderr.splitlines()) == [f"[{rank}] dlopen" for rank in range(2)]
 
@@ -401,12 +397,8 @@ def test_a_script_is_trained_once_over_all_workers(tmp_path):
         "model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])\nmodel.compile('sgd', 'mse')\n"
         "model.fit(x, x, batch_size=4, verbose=2)\nprint('trained', len(x))\n"
     )
-    env = worker_environment(PYTHONPATH=str(REPOSITORY))
-    words = [sys.executable, "-m", "tfdist.launch", "--workers=2"]
-    done = subprocess.run(
-        [*words, "--", "unchanged.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
+    words = ("-m", "tfdist.launch", "--workers=2", "--", "unchanged.py")
+    done = python(*words, start=subprocess.run, cwd=tmp_path, PYTHONPATH=str(REPOSITORY))
     assert done.stdout.count("trained 8") == 1 and "[0] worker 1 of 2" in done.stdout, done
 
 
@@ -455,10 +447,8 @@ def test_launcher_refuses_to_run_under_another_launcher(env, words):
 
 
 def test_the_refusal_is_one_line(tmp_path):
-    done = subprocess.run(
-        launching(tmp_path), cwd=REPOSITORY, env=worker_environment(**TWO), capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+    done = python(*launching(tmp_path)[1:], code=1, start=subprocess.run, **TWO)
+    assert done.stdout == "" and done.stderr.count("\n") == 1
     assert done.stderr.startswith("tfdist.launch: this is already process 1 of 2")
 
 
@@ -499,7 +489,7 @@ def test_ports_stay_reserved_and_workers_can_listen_at_them():
 
 def test_the_launcher_needs_no_tensorflow():
     code = "import sys, tfdist.launch; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, timeout=60).returncode == 0
+    python("-c", code, start=subprocess.run)
 
 
 def test_all_output_reaches_a_pipe_that_another_program_has_made_non_blocking():

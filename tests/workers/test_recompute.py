@@ -6,16 +6,14 @@ import itertools
 import json
 import re
 import runpy
-import sys
 
-import forked
 import keras
 import lab
 import processes
 import pytest
 import tensorflow as tf
 import topologies
-from launching import REPOSITORY, worker_environment
+from launching import REPOSITORY, python
 from parameters import slow_except
 
 from tfdist import config as c
@@ -152,9 +150,7 @@ def test_two_workers_and_two_devices_make_the_bits_of_runs_without(tmp_path):
 def of_script():
     """The numbers that tests/scripts/remat.py prints on two devices."""
     names = [f"{step}:{way}" for step in ("fit", "own") for way in ("kept", *MODES)]
-    line = [sys.executable, "-m", "tfdist.run", "--logical_devices=2", "tests/scripts/remat.py", *names]
-    done = forked.run(line, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    done = python("-m", "tfdist.run", "--logical_devices=2", "tests/scripts/remat.py", *names)
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -1,12 +1,9 @@
 """The graph of a step without the features that a field turns on is what it was before they existed, op for op."""
 
 import importlib.metadata
-import sys
 
-import forked
 import pytest
-from launching import worker_environment
-from processes import REPOSITORY
+from launching import python
 
 # The number of ops of an execution, and the hash of their types, function by function: those of commit d087032, before
 # there were virtual replicas, and for each replica a cast, a product and a constant, because the step normalises the
@@ -40,12 +37,4 @@ def test_the_graph_of_a_step_has_not_changed(tmp_path):
     versions = {name: importlib.metadata.version(name) for name in VERSIONS}
     if any(not versions[name].startswith(f"{recorded}.") for name, recorded in VERSIONS.items()):
         pytest.skip(f"recorded with {VERSIONS}, and not with {versions}")
-    done = forked.run(
-        [sys.executable, "-c", CODE, str(tmp_path)],
-        capture_output=True,
-        env=worker_environment(),
-        cwd=REPOSITORY,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode().splitlines()[-1] == RECORDED
+    assert python("-c", CODE, tmp_path).stdout.splitlines()[-1] == RECORDED
