@@ -110,7 +110,7 @@ class Wrapped(keras.Sequential):
 
 
 class Improper(keras.Model):
-    """Its step is a function, such as one of `STEPS`, which cannot be distributed."""
+    """Its step is a function, which cannot be distributed."""
 
     def __init__(self, step):
         super().__init__()
@@ -161,9 +161,6 @@ COUNT = itertools.count()
 
 def applies_foreign(model, gradients, loss):
     FOREIGN["optimizer"].apply(gradients, model.net.trainable_variables)
-
-
-STEPS = {step.__name__: step for step in (assigns, branches, returns_vector, returns_tensor, applies_foreign)}
 
 
 def batches(*arrays, batch_size=8):
