@@ -23,6 +23,7 @@ import processes
 import pytest
 import tensorflow as tf
 from launching import REPOSITORY, run_all, train_command, worker_environment
+from parameters import on_topologies, sizes
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tfdist
@@ -91,16 +92,6 @@ OF_KERAS["keras, slow"] = ["others", "executions", "batches", "cut_short", "not_
 TOLD = ("epochs", "batches", "executions", "cut_short")
 
 
-def on_topologies(*names: str) -> list:
-    """Parameters (topology, trial) for the trials of these names."""
-    return [
-        pytest.param(topology, trial, marks=[pytest.mark.slow] if "slow" in topology else [])
-        for topology, trials in TRIALS.items()
-        for trial in trials
-        if trial in names
-    ]
-
-
 class Followed(NamedTuple):
     """What a topology leaves behind: recorded results and output of each worker, and the directory of their files."""
 
@@ -115,17 +106,17 @@ def followed(tmp_path_factory):
 
     def follow(topology: str) -> Followed:
         directory = tmp_path_factory.mktemp("followed")
-        how = ["keras" if topology in OF_KERAS else "tfdist", 2 if "devices" in topology else 1, directory]
+        workers, devices = (1, 1) if topology in OF_KERAS else sizes(topology)
+        how = ["keras" if topology in OF_KERAS else "tfdist", devices, directory]
         trials = [*OF_KERAS.get(topology, ()), *TRIALS.get(topology, ()), *OF_TFDIST.get(topology, ())]
         if "resumed_after_kill" in trials:
             on_workers.call(trained.run, *how, "killed", run=is_killed)
         printed: list[str] = []
 
         def run(commands: list[list[str]], each: list[dict[str, str]]) -> None:
-            workers = "workers" in topology
-            printed.extend(run_all(commands, each, timeout=1500.0) if workers else [on_a_terminal(*commands)])
+            printed.extend(run_all(commands, each, timeout=1500.0) if workers > 1 else [on_a_terminal(*commands)])
 
-        results = on_workers.call(trained.run, *how, *trials, workers=2 if "workers" in topology else 1, run=run)
+        results = on_workers.call(trained.run, *how, *trials, workers=workers, run=run)
         return Followed(results, printed, directory)
 
     return processes.measure_groups(follow, ("keras", "two workers"))
@@ -137,13 +128,13 @@ def of_keras(followed, trial):
     return found[trial]
 
 
-@pytest.mark.parametrize(("topology", "trial"), on_topologies(*TOLD))
+@pytest.mark.parametrize(("topology", "trial"), on_topologies(TRIALS, TOLD))
 def test_callbacks_are_called_as_by_keras(followed, topology, trial):
     for worker in followed(topology).results:
         assert worker[trial]["seen"] == of_keras(followed, trial)["seen"]
 
 
-@pytest.mark.parametrize(("topology", "trial"), on_topologies(*TOLD, "own", "averaged"))
+@pytest.mark.parametrize(("topology", "trial"), on_topologies(TRIALS, (*TOLD, "own", "averaged")))
 def test_history_weights_and_rates_are_those_of_keras(followed, topology, trial):
     expected = of_keras(followed, trial)
     for worker in followed(topology).results:
@@ -156,7 +147,7 @@ def test_history_weights_and_rates_are_those_of_keras(followed, topology, trial)
             np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
-@pytest.mark.parametrize(("topology", "trial"), [("keras", "epochs"), *on_topologies("epochs")])
+@pytest.mark.parametrize(("topology", "trial"), [("keras", "epochs"), *on_topologies(TRIALS, ["epochs"])])
 def test_plateau_lowers_the_rate_on_every_replica(followed, topology, trial):
     for worker in followed(topology).results:
         assert worker[trial]["history"]["learning_rate"] == [0.5, 0.5, 0.25]
@@ -206,7 +197,7 @@ def test_the_chief_alone_writes_files(followed):
     assert lines[0] == "epoch,accuracy,loss,val_accuracy,val_loss" and len(lines) == 2
 
 
-@pytest.mark.parametrize(("topology", "trial"), on_topologies("own"))
+@pytest.mark.parametrize(("topology", "trial"), on_topologies(TRIALS, ["own"]))
 def test_callbacks_written_for_one_process_write_once(followed, topology, trial):
     keras_own, ours = followed("keras"), followed(topology)
     np.testing.assert_allclose(ours.results[0][trial]["rows"], of_keras(followed, trial)["rows"], atol=1e-5)
@@ -238,7 +229,7 @@ def test_callbacks_go_on_after_a_crash_as_if_nothing_had_happened(followed):
         assert ("log" in found["whole"]) == (rank == 0)
 
 
-@pytest.mark.parametrize(("topology", "trial"), on_topologies("averaged"))
+@pytest.mark.parametrize(("topology", "trial"), on_topologies(TRIALS, ["averaged"]))
 def test_swapped_averages_go_on_after_a_crash(followed, topology, trial):
     for worker in followed(topology).results:
         found = dict(worker[trial])

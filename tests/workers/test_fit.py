@@ -8,6 +8,7 @@ import numpy as np
 import on_workers
 import processes
 import pytest
+from parameters import on_topologies, sizes
 from topologies import environments
 
 OF_KERAS = [case.__name__ for case in fits.CASES if case.__name__ != "summed_tokens"]
@@ -22,7 +23,7 @@ TOPOLOGIES = {
     "two workers": DATA,
     "two devices, slow": [*DATA, *MORE, "vae", "wrapped"],
     "two workers, slow": [*STEPS, *MORE],
-    "one replica, slow": ["repeated_tokens", "summed_tokens", "vae"],
+    "one device, slow": ["repeated_tokens", "summed_tokens", "vae"],
 }
 # What else is measured, besides cases of `fits.CASES`.
 TRIALS = {
@@ -34,16 +35,6 @@ TRIALS = {
 SLOW = {name for name in OF_KERAS if all("slow" in where for where, names in TOPOLOGIES.items() if name in names)}
 
 
-def on_topologies(names, table=TOPOLOGIES):
-    """Parameters (topology, name) for the cases or trials of these names."""
-    return [
-        pytest.param(topology, name, marks=[pytest.mark.slow] if "slow" in topology else [])
-        for topology, cases in table.items()
-        for name in cases
-        if name in names
-    ]
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """topology -> results of the cases of each worker, and on two devices those of Keras' own fit on one."""
@@ -53,23 +44,22 @@ def found(tmp_path_factory):
         names = [*TOPOLOGIES[topology], *TRIALS.get(topology, [])]
         if "two devices" in topology:
             names[:0] = [f"keras:{name}" for name in OF_KERAS if (name in SLOW) == ("slow" in topology)]
-        count = {"one": 1, "two": 2, "four": 4}[topology.split()[0]]
-        workers, devices = (count, 1) if "workers" in topology else (1, count)
+        workers, devices = sizes(topology)
         return on_workers.call(fits.measure, names, devices, directory, workers=workers)
 
     return processes.measure_groups(measure, ("two devices", "two workers"))
 
 
-@pytest.mark.parametrize(("topology", "name"), on_topologies(OF_KERAS))
+@pytest.mark.parametrize(("topology", "name"), on_topologies(TOPOLOGIES, OF_KERAS))
 def test_results_equal_keras_on_one_device(found, topology, name):
     reference = found("two devices, slow" if name in SLOW else "two devices")[0][f"keras:{name}"]
     for worker in found(topology):
         fits.assert_close(worker[name], reference)
 
 
-@pytest.mark.parametrize(("topology", "name"), on_topologies(["summed_tokens"]))
+@pytest.mark.parametrize(("topology", "name"), on_topologies(TOPOLOGIES, ["summed_tokens"]))
 def test_rows_of_a_table_with_a_dense_gradient_are_summed_before_the_square(found, topology, name):
-    first = found("one replica, slow")[0]
+    first = found("one device, slow")[0]
     for worker in found(topology):
         fits.assert_close(worker[name], first[name])
     by_token = found("two devices, slow")[0]["keras:repeated_tokens"]
@@ -104,7 +94,7 @@ def test_a_value_that_is_not_finite_is_named_on_all_workers(found, topology, nam
         assert "config." not in message
 
 
-@pytest.mark.parametrize(("topology", "name"), on_topologies(["of_many_types"], TRIALS))
+@pytest.mark.parametrize(("topology", "name"), on_topologies(TRIALS, ["of_many_types"]))
 def test_variables_and_outputs_may_have_types_that_collectives_lack(found, topology, name):
     for worker in found(topology):
         run = worker[name]

@@ -7,26 +7,18 @@ import on_workers
 import own_numbers
 import pytest
 import whole_batch
+from parameters import on_topologies, sizes
 
 # A loss, means with masks and weights, a step with gradients by the inputs.
 FAST = ("bce_and_dice", "mean_with_mask", "mean_with_weights", "attacked_by_sums")
-SLOW = [name for name in whole_batch.CASES if name not in FAST]
+SLOW = [name for name in whole_batch.CASES if name not in (*FAST, *own_numbers.REFUSED)]
 TOPOLOGIES = {
     "three devices": FAST,
     "three devices, slow": SLOW,
-    "two workers, slow": [name for name in whole_batch.CASES if name not in own_numbers.REFUSED],
+    "two workers, slow": (*FAST, *SLOW),
     # Derivatives of these ways need all examples on one replica.
     "one device, slow": ["newton", "hessian_of_the_graph"],
 }
-
-
-def parameters():
-    return [
-        pytest.param(topology, name, marks=[pytest.mark.slow] if "slow" in topology else [])
-        for topology, names in TOPOLOGIES.items()
-        for name in names
-        if "three" not in topology or name not in own_numbers.REFUSED
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +27,16 @@ def found():
 
     @functools.cache
     def measure(topology):
-        names, workers = TOPOLOGIES[topology], 2 if "workers" in topology else 1
-        if "three" in topology:
-            names = [*names, *(f"keras:{name}" for name in names)]
-        return on_workers.call(whole_batch.measure, names, 3 if "three" in topology else 1, workers=workers)
+        names, (workers, devices) = [*TOPOLOGIES[topology]], sizes(topology)
+        if devices == 3:
+            names += own_numbers.REFUSED if "slow" in topology else ()
+            names += [f"keras:{name}" for name in names]
+        return on_workers.call(whole_batch.measure, names, devices, workers=workers)
 
     return measure
 
 
-@pytest.mark.parametrize(("topology", "name"), parameters())
+@pytest.mark.parametrize(("topology", "name"), on_topologies(TOPOLOGIES))
 def test_the_numbers_are_those_of_one_device(found, topology, name):
     expected = found("three devices" if name in FAST else "three devices, slow")[0][f"keras:{name}"]
     for worker in found(topology):
