@@ -103,18 +103,12 @@ STARTING_GROUP = threading.Lock()
 
 
 @contextlib.contextmanager
-def plain(*tasks, seconds=2.0, hosts=None, beats=True):
-    """Starts workers that do these tasks and train nothing, on this host or as `on_two_hosts` says.
-
-    They have exchanged heartbeats, unless `beats` is False.
-    """
-    commands = [[sys.executable, "-c", WORKER, task, str(seconds)] for task in tasks]
+def plain(*tasks, beats=True):
+    """Starts workers that do these tasks and train nothing. They have exchanged heartbeats, unless `beats` is False."""
+    commands = [[sys.executable, "-c", WORKER, task, "2.0"] for task in tasks]
     with contextlib.ExitStack() as stack:
         with STARTING_GROUP:
-            environments = topologies.environments(len(tasks))
-            if hosts:
-                commands, environments = on_two_hosts(hosts, commands)
-            workers = stack.enter_context(started(commands, environments))
+            workers = stack.enter_context(started(commands, topologies.environments(len(tasks))))
             for process in workers.processes:
                 assert process.stdout.readline() == "ready\n", process.communicate()[1]
         if beats:
@@ -195,14 +189,6 @@ def on_two_hosts(hosts, commands):
     return [[*hosts[rank == 2], *command] for rank, command in enumerate(commands)], environments
 
 
-def assert_lost_on_both_sides(codes, said, workers, seconds):
-    """Asserts that n9's workers name n10's, and n10's the chief, after `seconds` without a heartbeat."""
-    assert codes == [LOST] * 3, said
-    silent = (seconds, SEEN_WITHIN)
-    assert_named({0: said[0], 1: said[1]}, 2, workers.processes[2], host="n10", silent=silent)
-    assert_named({2: said[2]}, 0, workers.processes[0], host="n9", silent=silent)
-
-
 def assert_named(said, lost, process, *, host=None, silent, step=r"\d+"):
     """Asserts that each survivor wrote one line that names the worker, and for how many seconds it was silent."""
     who = rf"worker {lost} \(host {re.escape(host or os.uname().nodename)}, pid {process.pid}\)"
@@ -264,15 +250,6 @@ def test_a_worker_that_is_stopped_while_it_is_busy_is_named():
         codes, said = workers.ends([0])
     assert codes == [LOST]
     assert_named({0: said[0]}, 1, workers.processes[1], silent=(2.0, SEEN_WITHIN))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(namespaces_missing() is not None, reason=namespaces_missing() or "")
-def test_workers_on_both_sides_of_a_pulled_cable_name_each_other():
-    with two_hosts() as hosts, plain("run", "run", "run", hosts=hosts) as workers:
-        set_cable(hosts[1], "down")
-        codes, said = workers.ends([0, 1, 2])
-        assert_lost_on_both_sides(codes, said, workers, 2.0)
 
 
 @pytest.mark.slow
@@ -345,11 +322,24 @@ def test_a_slow_callback_or_save_does_not_end_the_run(ended):
     assert ended("slow callback").codes == [0, 0] and ended("slow callback").said == ["", ""]
 
 
-ABSENT = """
-import time
+# What workers begin with that connect, and do nothing else.
+CONNECTS = """
+import os, signal, socket, struct, sys, time
+import tensorflow as tf
 from tfdist import config
 from tfdist.cluster import process_exit, strategy
+from tfdist.cluster.devices import gpu_software, replicas
 from tfdist.cluster.several_workers import multi_worker
+"""
+
+
+def ends_of_two(program):
+    """Runs two workers, which connect; returns their exit codes, errors and pids."""
+    with started([[sys.executable, "-c", CONNECTS + program]] * 2, topologies.environments(2)) as workers:
+        return *workers.ends([1, 0]), [process.pid for process in workers.processes]
+
+
+ABSENT = """
 count = multi_worker.count_connected
 def count_soon(made, monitor, seconds, one):
     time.sleep(600 * monitor.rank)
@@ -362,20 +352,13 @@ process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions(connect
 @pytest.mark.slow
 def test_a_worker_that_does_not_reach_the_first_all_reduce_is_named():
     """As where NCCL cannot connect: TensorFlow waits without a limit."""
-    with started([[sys.executable, "-c", ABSENT]] * 2, topologies.environments(2)) as workers:
-        codes, said = workers.ends([0, 1])
-        pid = workers.processes[1].pid
+    codes, said, pids = ends_of_two(ABSENT)
     assert codes == [LOST, LOST], said
-    line = rf"the first all-reduce did not end within 8 s \(.*\): worker 1 \(host .*, pid {pid}\) did not reach it"
+    line = rf"the first all-reduce did not end within 8 s \(.*\): worker 1 \(host .*, pid {pids[1]}\) did not reach it"
     assert all(re.search(line, text) for text in said), said
 
 
 RESET = """
-import socket, struct
-import tensorflow as tf
-from tfdist import config
-from tfdist.cluster import process_exit, strategy
-from tfdist.cluster.devices import replicas
 def reset():
     cluster = strategy.connect(config.ClusterOptions(connect_seconds=240.0))
     if cluster.rank == 1:
@@ -390,21 +373,15 @@ process_exit.run_and_exit(reset)
 @pytest.mark.slow
 def test_workers_whose_connection_is_reset_say_so():
     """By a firewall, for example: both live. Over gRPC they ended with 76, and over TCP with 1 and a stack."""
-    with started([[sys.executable, "-c", RESET]] * 2, topologies.environments(2)) as workers:
-        codes, said = workers.ends([0, 1])
+    codes, said, _ = ends_of_two(RESET)
     assert codes == [LOST, LOST], said
-    for rank, text in enumerate(said):
+    for rank, text in zip((1, 0), said, strict=True):
         line = rf"tfdist: worker {rank}: worker (0|1) \(host .*\) has no connection with worker (0|1) \(host .*\): .*"
         match = re.fullmatch(rf"{line}\. Restart all workers", text.splitlines()[-1])  # After those of the start.
         assert match and match[1] != match[2] and "Traceback" not in text, text
 
 
 COMPILING = """
-import sys
-from tfdist import config
-from tfdist.cluster import process_exit, strategy
-from tfdist.cluster.several_workers import multi_worker
-from tfdist.cluster.devices import gpu_software
 build = {"cuda_compute_capabilities": ["sm_70", "compute_80"]}
 found = gpu_software.facts([{"device_name": "NVIDIA H100", "compute_capability": (9, 0)}], build, {})
 gpu_software.describe = lambda env: found
@@ -420,16 +397,11 @@ process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions()).leav
 @pytest.mark.slow
 def test_the_first_all_reduce_may_compile_kernels():
     """Where the driver compiles them from PTX, 120 s may not be enough."""
-    with started([[sys.executable, "-c", COMPILING]] * 2, topologies.environments(2)) as workers:
-        codes, said = workers.ends([0, 1])
+    codes, said, _ = ends_of_two(COMPILING)
     assert codes == [0, 0] and all("within 600.0 s\n" in text for text in said), said
 
 
 DYING = """
-import os, signal, time
-from tfdist import config
-from tfdist.cluster import process_exit, strategy
-from tfdist.cluster.several_workers import multi_worker
 def die(planned, addresses):
     time.sleep(5)  # The watchdogs start meanwhile, also on a busy machine.
     os.kill(os.getpid(), signal.SIGKILL)
@@ -441,11 +413,9 @@ process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions(connect
 
 @pytest.mark.slow
 def test_a_worker_that_dies_before_its_server_listens_is_named_at_once():
-    with started([[sys.executable, "-c", DYING]] * 2, topologies.environments(2)) as workers:
-        pid = workers.processes[1].pid
-        codes, said = workers.ends([1, 0])
+    codes, said, pids = ends_of_two(DYING)
     assert codes == [-KILL, -KILL], said
-    line = rf"tfdist: worker 0: worker 1 \(host .*, pid {pid}\) is lost: last heartbeat .*\. Restart all workers\n"
+    line = rf"tfdist: worker 0: worker 1 \(host .*, pid {pids[1]}\) is lost: last heartbeat .*\. Restart all workers\n"
     assert re.fullmatch(line, said[1]), said
 
 
@@ -473,13 +443,13 @@ def training(workdir, *options):
 
 def await_steps(workdir, workers):
     """Waits until the training has reported steps."""
-    deadline = time.monotonic() + 240
-    path = workdir / "metrics.jsonl"
-    while not path.exists() or path.read_text().count('"train"') < 20:
-        for process in workers.processes:
-            assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+
+    def reported():
+        assert all(process.poll() is None for process in workers.processes), workers.processes[0].communicate()
+        path = workdir / "metrics.jsonl"
+        return path.exists() and path.read_text().count('"train"') >= 20
+
+    processes.until(reported, 240)
     time.sleep(1.5)
 
 
@@ -502,7 +472,10 @@ def test_a_training_ends_on_both_sides_of_a_pulled_cable(tmp_path):
         await_steps(tmp_path, workers)
         set_cable(hosts[1], "down")
         codes, said = workers.ends([0, 1, 2])
-        assert_lost_on_both_sides(codes, said, workers, 10.0)
+        assert codes == [LOST] * 3, said
+        # n9's workers name n10's, and n10's the chief.
+        assert_named({0: said[0], 1: said[1]}, 2, workers.processes[2], host="n10", silent=(10.0, SEEN_WITHIN))
+        assert_named({2: said[2]}, 0, workers.processes[0], host="n9", silent=(10.0, SEEN_WITHIN))
 
 
 @pytest.mark.slow
