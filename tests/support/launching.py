@@ -5,10 +5,14 @@ import fcntl
 import io
 import os
 import pathlib
+import pty
 import random
+import select
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import zipfile
 from collections.abc import Callable
 
@@ -103,6 +107,23 @@ def run_all(
     codes, outputs = processes.run(commands, environments, timeout=timeout, cwd=cwd)
     assert codes == [0] * len(codes), "\n".join([f"exit codes {codes}", *outputs])
     return outputs
+
+
+def on_a_terminal(command: list[str], popen: Callable[..., subprocess.Popen] = forked.Popen) -> str:
+    """Runs a command whose output is a terminal of 80 columns; asserts that it ends with 0, and returns the output."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    env, parts = worker_environment(TERM="xterm"), []
+    with processes.started([command], [env], popen=popen, stdout=theirs, stderr=theirs) as (process,):
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # The process has closed its end of the terminal.
+            while select.select([ours], [], [], 1500)[0]:
+                parts.append(os.read(ours, 65536))
+        code = process.wait(timeout=60)
+    os.close(ours)
+    text = b"".join(parts).decode(errors="replace")
+    assert code == 0, text
+    return text
 
 
 def train_alone(workdir: os.PathLike | str) -> dict[str, np.ndarray]:

@@ -1,28 +1,20 @@
 """Keras callbacks under tfdist.fit: the same calls, decisions and files as under Keras' own fit."""
 
-import fcntl
 import json
-import os
 import pathlib
-import pty
 import re
 import signal
-import struct
-import subprocess
 import sys
-import termios
-import threading
 from typing import NamedTuple
 
 import followed as trained
-import forked
 import keras
 import numpy as np
 import on_workers
 import processes
 import pytest
 import tensorflow as tf
-from launching import REPOSITORY, run_all, train_command, worker_environment
+from launching import on_a_terminal, run_all, train_command, worker_environment
 from parameters import on_topologies, sizes
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -31,42 +23,6 @@ from tfdist import config as c
 from tfdist.keras_fit import callbacks
 from tfdist.training import loop, setup
 from tfdist.training.features import callback_state
-
-
-def on_a_terminal(command: list[str]) -> str:
-    """Runs a command whose output is a terminal; returns the output."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    process = forked.Popen(
-        command,
-        cwd=REPOSITORY,
-        env=worker_environment(TERM="xterm"),
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    parts: list[bytes] = []
-
-    def read() -> None:
-        try:
-            while part := os.read(ours, 65536):
-                parts.append(part)
-        except OSError:  # The process closed its end of the terminal.
-            pass
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        code = process.wait(timeout=1500)
-    finally:
-        process.kill()
-        process.wait()
-        reader.join()
-        os.close(ours)
-    text = b"".join(parts).decode(errors="replace")
-    assert code == 0, text
-    return text
 
 
 def is_killed(commands: list[list[str]], each: list[dict[str, str]]) -> None:

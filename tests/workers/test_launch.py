@@ -4,10 +4,8 @@ import concurrent.futures
 import contextlib
 import json
 import os
-import pty
 import random
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -18,9 +16,9 @@ import time
 import psutil
 import pytest
 import topologies
-from launching import REPOSITORY, assert_weights_agree, python, worker_environment
+from launching import REPOSITORY, assert_weights_agree, on_a_terminal, python, worker_environment
 from parameters import slow
-from processes import children, command_line, environment, until
+from processes import children, command_line, environment, started, until
 
 from tfdist.checkpoint import directory
 from tfdist.cluster.control import listener
@@ -50,28 +48,17 @@ def die(): os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+def heed_hangup():
+    """Lets a launcher be ended by SIGHUP, which `nohup pytest` has it ignore."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def launched(command, **variables):
-    """Starts a launcher, with its output in one pipe; ends it and its workers."""
-    # `nohup pytest` would have the launcher ignore SIGHUP. Only the main thread can set a handler.
-    main = threading.current_thread() is threading.main_thread()
-    heeded = signal.signal(signal.SIGHUP, signal.SIG_DFL) if main else None
-    process = subprocess.Popen(
-        command,
-        cwd=REPOSITORY,
-        env=worker_environment(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-    )
-    if main:
-        signal.signal(signal.SIGHUP, heeded)
-    try:
+    """Starts a launcher, with its output in one pipe; ends it, and with it its workers."""
+    options = {"popen": subprocess.Popen, "text": True, "preexec_fn": heed_hangup}
+    with started([command], [worker_environment(**variables)], **options) as (process,):
         yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def launching(workdir, *options, own=("--workers=2",)):
@@ -322,18 +309,8 @@ else:
     print("hello")
     print("trouble", file=sys.stderr)
 """
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        supervising(program), cwd=REPOSITORY, env=worker_environment(), stdout=theirs, stderr=theirs
-    )
-    os.close(theirs)
-    written = b""
-    with contextlib.suppress(OSError):
-        while select.select([ours], [], [], 30)[0]:
-            written += os.read(ours, 4096)
-    os.close(ours)
-    assert process.wait(timeout=10) == 0, written
-    lines = written.decode().split("\r\n")
+    written = on_a_terminal(supervising(program), subprocess.Popen)
+    lines = written.split("\r\n")
     assert lines[-1] == "" and sorted(lines[:-1]) == ["[0] no end", "[0] saved", "[1] hello", "[1] trouble"], written
     assert lines.index("[0] saved") < lines.index("[0] no end"), written
 
