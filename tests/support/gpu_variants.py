@@ -4,7 +4,6 @@ usage: python gpu_variants.py OUT.json REPLICAS NAME...
 """
 
 import contextlib
-import importlib
 import json
 import pathlib
 import sys
@@ -17,6 +16,7 @@ import gpu_audit
 import keras
 import numpy as np
 import own_steps
+import shipped
 import tensorflow as tf
 
 from tfdist import config as c
@@ -28,39 +28,12 @@ from tfdist.keras_fit.own_step import own_setup
 from tfdist.training import execution, setup
 from tfdist.training.run import Run
 
-# The images on which each shipped config is traced: small ones, if its network allows that. None: its own data.
-_SHAPES = {
-    **dict.fromkeys(("digits", "digits28", "line", "char_gpt", "courses.cscs_line")),
-    **{"alexnet": (256, 256, 3), "mlp": (28, 28, 1)},
-    **{"mnist": (28, 28, 1), "courses.bsc_mnist": (28, 28, 1), "courses.sctrain_mlp": (28, 28, 1)},
-    **{"courses.sctrain_alexnet": (256, 256, 3), "courses.cscs_imagenet": (75, 75, 3)},
-    **dict.fromkeys(("cifar", "cifar_fast", "cifar_resnet50", "cifar_resnet50v2", "imagenet"), (32, 32, 3)),
-    **dict.fromkeys(("courses.bsc_resnet50v2", "courses.idris_resnet50"), (32, 32, 3)),
-}
-SHIPPED = tuple(_SHAPES)
-
-
-def shipped(name: str) -> c.Config:
-    """Returns a shipped config, on small synthetic images if its data has to be downloaded."""
-    config = importlib.import_module(f"configs.{name}").get_config()
-    shape = _SHAPES[name]
-    if shape is not None:
-        classes = config.model.get("num_classes", config.model.get("classes", 10))
-        source = {"target": "tfdist.zoo.sources:synthetic", "num_classes": classes, "num_examples": 512}
-        config.data.source = source | {"shape": shape}
-        config.data.prepare = {"target": "tfdist.zoo.prepare:image"}
-        config.data.train_split, config.data.evaluation_batch_size = "train", 16
-        config.data.evaluation_split = None if config.data.evaluation_split is None else "test"
-        config.data.batch_size = 256 if "group_size" in config.model else 8
-        config.adapt = None
-        if "input_shape" in config.model:
-            config.model["input_shape"] = shape
-    return config
+SHIPPED = tuple(shipped.IMAGES)
 
 
 def _small(**changes: Any) -> c.Config:
     """Returns a config of a small convolutional network; `changes` replaces fields: `train__steps` is `train.steps`."""
-    config = shipped("digits")
+    config = shipped.smaller("digits")
     for path, value in changes.items():
         *sections, field = path.split("__")
         section = config
@@ -108,7 +81,7 @@ VARIANTS: dict[str, Callable[[], c.Config]] = {
     "noise": lambda: _small(model={"target": "lab:noise"}),
     "cosine": lambda: _small(learning_rate__schedule={"target": "tfdist.zoo.schedules:cosine"}),
     "constant": lambda: _small(learning_rate__schedule={"target": "tfdist.zoo.schedules:constant"}),
-    "finish": lambda: _finished(shipped("mlp")),
+    "finish": lambda: _finished(shipped.smaller("mlp")),
     # Defects that the audit must find.
     "timed": lambda: _small(report__step_times=True),
 }
@@ -168,7 +141,7 @@ def _compiled_run(cluster: Cluster, model: keras.Model, data: list[Any], stack: 
 
 def make_config(name: str) -> c.Config:
     """Returns the config `name` as it runs on GPUs without XLA."""
-    config = shipped(name) if name in SHIPPED else VARIANTS[name]()
+    config = shipped.smaller(name) if name in SHIPPED else VARIANTS[name]()
     if config.report.step_times is None:
         config.report.step_times = False
     config.train.xla = False  # The audit does not look into a program of XLA.
