@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from launching import free_ports, run_all, worker_environment
 
-from tfdist.training import checkpointing
-
 SAME_RUN = "tests/configs/same_run.py"
 
 
@@ -67,7 +65,7 @@ def saved_steps(workdir: pathlib.Path) -> list[int]:
 def cut_back(workdir: pathlib.Path, copy: pathlib.Path, newest: int | None = None) -> pathlib.Path:
     """Copies a finished run as it would be, had it been killed after the checkpoint of `newest`; None: of the last."""
     shutil.copytree(workdir, copy)
-    (copy / checkpointing.FINISHED).unlink()
+    (copy / "finished.json").unlink()
     for step in saved_steps(copy) if newest is not None else ():
         if step > newest:
             shutil.rmtree(copy / "checkpoints" / f"step-{step:08d}")
