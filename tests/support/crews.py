@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 from launching import REPOSITORY, worker_environment
-from processes import children, command_line, environment
+from processes import children, command_line, environment, tasks
 
 from tfdist.cluster import interruption
 
@@ -136,9 +136,11 @@ class Crew:
         """
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline and self.code is None:
-            for pid in children(self.process.pid):
-                if f'"index": {rank}}}' in environment(pid).get("TF_CONFIG", "") or self.workers == 1:
-                    return pid
+            ids = children(self.process.pid)
+            if self.workers > 1:
+                ids = [pid for task, pid in tasks(self.process.pid).items() if task == ("worker", rank)]
+            if ids:
+                return ids[0]
             time.sleep(0.02)
         raise RunOverError
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 
-import psutil
+import processes
 import pytest
 import tensorflow as tf
 from launching import REPOSITORY, python
@@ -23,15 +23,6 @@ from tfdist.zoo import prepare
 BATCHES = []
 
 
-def child(kind, index):
-    """The pid of the task that this process has started."""
-    for process in psutil.Process().children():
-        task = json.loads(process.environ().get("TF_CONFIG", '{"task": {}}'))["task"]
-        if task == {"type": kind, "index": index}:
-            return process.pid
-    raise LookupError((kind, index))
-
-
 def signals_a_worker(batch, seeds, *, training, number=int(signal.SIGKILL)):
     """Prepares images, in the chief; from the 60th batch on, after a checkpoint, sends worker 1 a signal, once."""
 
@@ -43,7 +34,7 @@ def signals_a_worker(batch, seeds, *, training, number=int(signal.SIGKILL)):
             while not list(marker.parent.glob("checkpoints/step-*")) and time.monotonic() < deadline:
                 time.sleep(0.05)
             marker.touch()
-            os.kill(child("worker", 1), number)
+            os.kill(processes.tasks(os.getpid())["worker", 1], number)
         return images
 
     prepared = prepare.image(batch, seeds, training=training, scale=1 / 16)
@@ -51,17 +42,6 @@ def signals_a_worker(batch, seeds, *, training, number=int(signal.SIGKILL)):
         image = tf.numpy_function(note, [prepared["image"]], tf.float32)
         prepared["image"] = tf.ensure_shape(image, prepared["image"].shape)
     return prepared
-
-
-def left_behind(workdir):
-    """The command lines of processes that name the workdir."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            found.append(process.cmdline())
-        except psutil.Error:
-            continue
-    return [words for words in found if any(str(workdir) in word for word in words)]
 
 
 def asynchronous(workdir, *flags, code):
@@ -77,10 +57,8 @@ def asynchronous(workdir, *flags, code):
     paths = ":".join(str(REPOSITORY / folder) for folder in ("", "tests/workers", "tests/support"))
     variables = {"PYTHONPATH": paths, "TO_KILL": str(workdir / "killed")}
     done = python(*command, code=code, start=subprocess.run, **variables)
-    deadline = time.monotonic() + 60  # The kernel ends them with their parent, though not in the same instant.
-    while found := left_behind(workdir):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.1)
+    # The kernel ends them with their parent, though not in the same instant.
+    processes.until(lambda: not processes.running(str(workdir)), 60, lambda: str(processes.running(str(workdir))))
     return done
 
 

@@ -13,12 +13,11 @@ import sys
 import threading
 import time
 
-import psutil
 import pytest
 import topologies
 from launching import REPOSITORY, assert_weights_agree, on_a_terminal, python, worker_environment
 from parameters import slow
-from processes import children, command_line, environment, started, until
+from processes import children, command_line, running, started, tasks, until
 
 from tfdist.checkpoint import directory
 from tfdist.cluster.control import listener
@@ -77,20 +76,14 @@ def finish(process, timeout=240):
     return process.returncode, output
 
 
-def processes_with(mark):
-    """The ids of the processes that have `mark` in their command line."""
-    return [pid for pid in psutil.pids() if mark in command_line(pid)]
-
-
 def ready(process, workers=2):
     """The ids of the launcher's workers in the order of their ranks, once `workers` of them run."""
 
     def found():
         assert process.poll() is None, process.communicate()[0]
-        ids = [i for i in children(process.pid) if "tfdist.main" in command_line(i)]
-        ranks = {i: re.search(r'"index": (\d+)', environment(i).get("TF_CONFIG", "")) for i in ids}
-        running = {i: int(rank[1]) for i, rank in ranks.items() if rank}  # One may have ended meanwhile.
-        return sorted(running, key=running.get) if len(running) == workers else None
+        ids = tasks(process.pid)
+        started = len(ids) == workers and all("tfdist.main" in command_line(pid) for pid in ids.values())
+        return [pid for _, pid in sorted(ids.items())] if started else None
 
     return until(found)
 
@@ -144,10 +137,10 @@ def test_workers_end_when_the_launcher_is_killed(tmp_path):
         ready(process)
         time.sleep(random.uniform(0.0, 3.0))
         # A process that a worker starts has the worker's command line until it executes its own program.
-        assert len(processes_with(str(tmp_path))) >= 3
+        assert len(running(str(tmp_path))) >= 3
         process.kill()
         process.wait()
-        until(lambda: not processes_with(str(tmp_path)), 5)
+        until(lambda: not running(str(tmp_path)), 5)
 
 
 @pytest.mark.parametrize("times", [2, pytest.param(5, marks=pytest.mark.slow)])
@@ -160,7 +153,7 @@ def test_workers_end_when_the_launcher_is_killed_while_it_starts_them(tmp_path, 
             time.sleep(random.uniform(0.0, 0.02))
             process.kill()
             process.wait()
-            until(lambda: not processes_with(str(tmp_path)), 5)
+            until(lambda: not running(str(tmp_path)), 5)
 
 
 @pytest.mark.slow
