@@ -3,7 +3,6 @@
 A pytest process cannot do this: the number of logical devices is fixed with its first TensorFlow operation.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -30,7 +29,6 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.configs.laboratory.local_sgd import rounds
 from tfdist.configs.networks import optimizers
-from tfdist.keras_fit import api
 from tfdist.keras_fit.adapters import base, make_adapter, same_data
 from tfdist.training import checkpointing, execution, loop, opening, setup
 from tfdist.training import run as run_lib
@@ -377,20 +375,6 @@ def _sums(ops: list[str]) -> int:
     return sum(op.startswith("Collective") for op in ops) + ops.count("PyFuncStateless") // 2
 
 
-def seeds(options: c.ClusterOptions) -> Arrays:
-    """The initial weights of a worker with its own seed: made in the strategy's scope, and outside of it."""
-    forget()
-    cluster = strategy.connect(options)
-    kernels = []
-    for scope in (cluster.scope(), contextlib.nullcontext()):
-        keras.utils.set_random_seed(100 + cluster.rank)
-        with scope:
-            layer = keras.layers.Dense(3)
-            layer.build((None, 5))
-        kernels.append(keras.ops.convert_to_numpy(layer.kernel))
-    return dict(zip(("in scope", "alone"), kernels, strict=True))
-
-
 def local_rounds(options: c.ClusterOptions) -> Arrays:
     """A fitted line after 4 rounds of local steps, on all replicas and on one; and after as many plain steps on one."""
     line = {
@@ -477,23 +461,14 @@ def other_data(options: c.ClusterOptions) -> Arrays:
     return found
 
 
-def predicted(options: c.ClusterOptions) -> Arrays:
-    """The outputs that each worker gets from `tfdist.predict`."""
-    cluster = strategy.connect(options)
-    with cluster.scope():
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
-    x = np.float32(np.random.default_rng(0).normal(size=(21, 2)))
-    return {"all": api.predict(cluster, model, x, batch_size=4)}
-
-
 PROBES: dict[str, Callable[[c.ClusterOptions], Arrays]] = {
     **{f.__name__: f for f in (sums, clipped, loss_scale)},
     **{f"lookups/{dtype}": functools.partial(lookups, dtype=dtype) for dtype in ("float32", "bfloat16")},
     "lookups/packed": functools.partial(lookups, dtype="float32", pack=64),
     **{f"embedding/{name}": functools.partial(embedding, name=name) for name in TABLES},
     **{f.__name__: f for f in (statistics, masks)},
-    **{f.__name__: f for f in (traces, collectives, local_rounds, seeds)},
-    **{f.__name__: f for f in (restored, other_data, predicted, clipped_alike, muon)},
+    **{f.__name__: f for f in (traces, collectives, local_rounds)},
+    **{f.__name__: f for f in (restored, other_data, clipped_alike, muon)},
 }
 
 
