@@ -1,14 +1,9 @@
-"""The configs, variants of a step and compiled models of the GPU audit, on logical devices that stand for GPUs.
-
-usage: python gpu_variants.py OUT.json REPLICAS NAME...
-"""
+"""The configs, variants of a step and compiled models of the GPU audit, on logical devices that stand for GPUs."""
 
 import contextlib
-import json
 import pathlib
-import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import clusters
@@ -179,18 +174,10 @@ def _audited(run: Run) -> dict[str, list[list]]:
     return found
 
 
-def main(out: str, replicas: str, *names: str) -> None:
-    """Writes what the audit finds in the configs `names` to a JSON file."""
+def audit_all(replicas: int, names: Sequence[str]) -> dict[str, dict[str, list[list]]]:
+    """Returns what the audit finds in the configs `names` on so many replicas; in a process of its own."""
     cpu = tf.config.list_physical_devices("CPU")[0]
-    logical = [tf.config.LogicalDeviceConfiguration() for _ in range(1 + int(replicas))]
+    logical = [tf.config.LogicalDeviceConfiguration() for _ in range(1 + replicas)]
     tf.config.set_logical_device_configuration(cpu, logical)
-    cluster = make_cluster(int(replicas))
-    found = {}
-    for name in names:
-        found[name] = audited(cluster, name)
-        pathlib.Path(out).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    sys.path.append(str(pathlib.Path(__file__).parents[2]))  # For the package `configs`.
-    main(*sys.argv[1:])
+    cluster = make_cluster(replicas)
+    return {name: audited(cluster, name) for name in names}

@@ -1,16 +1,15 @@
 """A step on a GPU: no op on the host, no copy and no wait, except those of a list; see docs/speed.md."""
 
 import functools
-import json
-import sys
 
 import gpu_audit
 import gpu_variants
 import keras
 import numpy as np
+import on_workers
 import pytest
 import tensorflow as tf
-from launching import REPOSITORY, run_all, worker_environment
+from launching import REPOSITORY
 
 from tfdist.configs.networks import optimizers
 from tfdist.training.step import timing
@@ -73,13 +72,12 @@ OF_DATA = {
 QUICK = {1: ("digits",), 2: ("dropout", "compiled")}
 
 
-def audited(folder, replicas, names):
+def audited(replicas, names):
     """What the audit finds in the steps of the configs `names`."""
-    out = folder / f"{replicas}.json"
-    command = [sys.executable, "tests/support/gpu_variants.py", str(out), str(replicas), *names]
     # oneDNN's ops are those of CPUs.
-    run_all([command], [worker_environment(TF_ENABLE_ONEDNN_OPTS="0")], timeout=3000.0)
-    return json.loads(out.read_text())
+    variables = {"TF_ENABLE_ONEDNN_OPTS": "0"}
+    (found,) = on_workers.call(gpu_variants.audit_all, replicas, names, variables=variables)
+    return found
 
 
 def allowed(name):
@@ -118,9 +116,9 @@ def test_every_config_optimizer_and_schedule_is_audited(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory):
+def quick():
     """(replicas) -> what the audit finds in the steps of `QUICK`."""
-    return functools.cache(lambda n: audited(tmp_path_factory.mktemp("quick"), n, QUICK[n]))
+    return functools.cache(lambda n: audited(n, QUICK[n]))
 
 
 @pytest.mark.slow
@@ -145,8 +143,8 @@ def test_a_compiled_model_runs_on_the_device_alone(quick):
 
 
 @pytest.mark.slow
-def test_the_audit_finds_steps_that_are_timed(tmp_path):
-    found = {tuple(row[:3]) for row in audited(tmp_path, 1, ("timed",))["timed"]["training"]}
+def test_the_audit_finds_steps_that_are_timed():
+    found = {tuple(row[:3]) for row in audited(1, ("timed",))["timed"]["training"]}
     assert ("on the host", "Timestamp", "") in found
     assert ("wait", "ResourceApplyKerasMomentum", "Timestamp") in found
 
@@ -161,8 +159,8 @@ def test_the_audit_finds_steps_that_are_timed(tmp_path):
     ],
     ids=["shipped configs", "variants on two replicas", "compiled models on two replicas"],
 )
-def test_no_config_variant_or_compiled_model_has_more_on_the_host(tmp_path, replicas, names):
-    assert unexpected(audited(tmp_path, replicas, names), names) == []
+def test_no_config_variant_or_compiled_model_has_more_on_the_host(replicas, names):
+    assert unexpected(audited(replicas, names), names) == []
 
 
 def test_seeds_are_those_that_keras_makes_of_the_chain_of_folds():
