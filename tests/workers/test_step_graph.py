@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import runpy
 import sys
 
@@ -33,7 +34,7 @@ def graph_of_a_step(workdir):
     graph = run_steps.get_concrete_function(*arguments).graph.as_graph_def()
     # In an order of their own: TensorFlow's is by numbers in their names, which count what was traced before.
     functions = sorted([node.op for node in one.node_def] for one in graph.library.function)
-    ops = [node.op for node in graph.node] + sum(functions, [])
+    ops = [*(node.op for node in graph.node), *itertools.chain(*functions)]
     assert "tfdist.training.step.variants.virtual_replicas" not in sys.modules
     return f"{len(ops)} {hashlib.sha256(' '.join(ops).encode()).hexdigest()[:16]}"
 
