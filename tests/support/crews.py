@@ -106,16 +106,6 @@ class Crew:
                 if not self.line_read.wait(max(0.0, deadline - time.monotonic())):
                     raise TimeoutError(f"no line matches {pattern!r} within {seconds:g} s")
 
-    def last_step(self) -> int:
-        """Returns the newest step reported since the last start; 0: none."""
-        with self.line_read:
-            for _, text in reversed(self.lines):
-                if match := re.search(REPORT, text):
-                    return step_of(match)
-                if re.search(STARTS, text):
-                    break
-        return 0
-
     def steps_left(self) -> int:
         """Returns the number of steps after the newest report."""
         with self.line_read:
@@ -126,7 +116,7 @@ class Crew:
         if None in newest:
             return 10**9
         total, report = newest
-        return int(total[1].replace(",", "")) - step_of(report)
+        return int(total[1].replace(",", "")) - round(float(report[1]) * STEPS_PER_EPOCH)
 
     def pid(self, rank: int) -> int:
         """Waits for the process of a worker; returns its id.
@@ -147,11 +137,6 @@ class Crew:
     def left_over(self) -> list[str]:
         """Returns the command lines of the processes of this crew that have not ended."""
         return [command_line(pid) for pid in psutil.pids() if environment(pid).get(MARK) == self.mark]
-
-
-def step_of(report: re.Match) -> int:
-    """Returns the step of a line that matches `REPORT`."""
-    return round(float(report[1]) * STEPS_PER_EPOCH)
 
 
 @contextlib.contextmanager
