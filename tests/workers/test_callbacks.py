@@ -84,7 +84,7 @@ def of_keras(followed, trial):
     return found[trial]
 
 
-@pytest.mark.parametrize(("topology", "trial"), on_topologies(TRIALS, TOLD))
+@pytest.mark.parametrize(("topology", "trial"), on_topologies(TRIALS, (*TOLD, "not_finite", "others")))
 def test_callbacks_are_called_as_by_keras(followed, topology, trial):
     for worker in followed(topology).results:
         assert worker[trial]["seen"] == of_keras(followed, trial)["seen"]
@@ -101,27 +101,6 @@ def test_history_weights_and_rates_are_those_of_keras(followed, topology, trial)
         assert worker[trial]["rate"] == expected["rate"]
         for mine, theirs in zip(worker[trial]["weights"], expected["weights"], strict=True):
             np.testing.assert_allclose(mine, theirs, atol=1e-5)
-
-
-@pytest.mark.parametrize(("topology", "trial"), [("keras", "epochs"), *on_topologies(TRIALS, ["epochs"])])
-def test_plateau_lowers_the_rate_on_every_replica(followed, topology, trial):
-    for worker in followed(topology).results:
-        assert worker[trial]["history"]["learning_rate"] == [0.5, 0.5, 0.25]
-        assert worker[trial]["rate"] == 0.125
-
-
-@pytest.mark.slow
-def test_terminate_on_nan_ends_training_as_in_keras(followed):
-    (worker,) = followed("two devices, slow").results
-    assert worker["not_finite"] == of_keras(followed, "not_finite")
-    assert not worker["not_finite"]["finite"]
-
-
-@pytest.mark.slow
-def test_evaluate_and_predict_call_their_callbacks(followed):
-    expected, (worker,) = of_keras(followed, "others"), followed("two devices, slow").results
-    assert worker["others"]["seen"] == expected["seen"]
-    np.testing.assert_allclose(worker["others"]["evaluated"], expected["evaluated"], atol=1e-5)
 
 
 @pytest.mark.slow
