@@ -166,8 +166,8 @@ def test_launcher_does_not_restart_after_a_users_error(tmp_path):
 
 # Name -> program of the workers, flags of the launcher, its exit code and a pattern of its output.
 EXITS = {
-    "finished": ("sys.exit(0)", {}, 0, ""),
-    "stopped": ("sys.exit(75)", {}, 75, ""),
+    "finished": ("sys.exit(0)", {}, 0, r"\A\Z"),
+    "stopped": ("sys.exit(75)", {}, 75, r"\A\Z"),
     # The worker that notices may be faster than the one that dies.
     "lost": (
         "time.sleep(0.4 * rank)\nif rank: die()\nsys.exit(76)",
@@ -232,6 +232,7 @@ signal.signal(signal.SIGTERM, stop), signal.signal(signal.SIGINT, stop), signal.
 print("listening")
 while True: time.sleep(0.1)
 """
+CASES = EXITS | SIGNALS
 SLOW_CASES = ("finished", "stopped", "usr1", "hangup", "ctrl-c too early")
 
 
@@ -257,35 +258,21 @@ def exit_after_signals(name, folder):
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
     """Name -> exit code and output of the cases of `EXITS` and `SIGNALS` that are not slow; three at a time."""
-    cases = [(exit_of, name) for name in EXITS] + [(exit_after_signals, name) for name in SIGNALS]
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         found = {
-            name: pool.submit(run, name, tmp_path_factory.mktemp("case"))
-            for run, name in cases
+            name: pool.submit(exit_of if name in EXITS else exit_after_signals, name, tmp_path_factory.mktemp("case"))
+            for name in CASES
             if name not in SLOW_CASES
         }
     return {name: future.result() for name, future in found.items()}
 
 
-def quick_or_slow(table):
-    """The names of the cases in a table; some are slow."""
-    return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW_CASES else name for name in table]
-
-
-@pytest.mark.parametrize("name", quick_or_slow(EXITS))
-def test_exit_code_is_that_of_the_first_failure(request, tmp_path, name):
-    _, _, code, words = EXITS[name]
-    got, output = exit_of(name, tmp_path) if name in SLOW_CASES else request.getfixturevalue("ended")[name]
-    assert got == code, output
-    assert re.search(words, output, re.MULTILINE) if words else output == ""
-
-
-@pytest.mark.parametrize("name", quick_or_slow(SIGNALS))
-def test_launcher_forwards_signals_and_waits_for_the_exit(request, tmp_path, name):
-    _, _, code, words = SIGNALS[name]
-    got, output = exit_after_signals(name, tmp_path) if name in SLOW_CASES else request.getfixturevalue("ended")[name]
-    assert got == code, output
-    assert re.search(words, output), output
+@pytest.mark.parametrize("name", [slow(name) if name in SLOW_CASES else name for name in CASES])
+def test_exit_code_is_that_of_the_first_failure_or_of_a_signal_that_is_forwarded(request, tmp_path, name):
+    *_, code, words = CASES[name]
+    run = exit_of if name in EXITS else exit_after_signals
+    got, output = run(name, tmp_path) if name in SLOW_CASES else request.getfixturevalue("ended")[name]
+    assert got == code and re.search(words, output, re.MULTILINE), output
 
 
 def test_output_has_whole_lines_with_the_rank(tmp_path):
