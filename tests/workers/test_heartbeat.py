@@ -76,26 +76,15 @@ watching.wait_until_finished(3.0 if what == "behind" else 60.0)
 """
 
 
-class Workers:
-    """Worker processes that run."""
-
-    def __init__(self, processes):
-        self.processes = processes
-
-    def hit(self, rank, number):
-        self.processes[rank].send_signal(number)
-
-    def ends(self, ranks):
-        """Waits for the end of these, which a busy machine may delay; returns their exit codes and errors."""
-        said = [self.processes[rank].communicate(timeout=120)[1] for rank in ranks]
-        return [self.processes[rank].returncode for rank in ranks], said
-
-
-@contextlib.contextmanager
-def started(commands, environments, popen=forked.Popen):
+def started(commands, environments):
     """Starts workers, whose errors go to a pipe of their own; none is left behind."""
-    with processes.started(commands, environments, popen=popen, text=True, stderr=subprocess.PIPE) as found:
-        yield Workers(found)
+    return processes.started(commands, environments, text=True, stderr=subprocess.PIPE)
+
+
+def ends(workers, ranks):
+    """Waits for the end of these, which a busy machine may delay; returns their exit codes and errors."""
+    said = [workers[rank].communicate(timeout=120)[1] for rank in ranks]
+    return [workers[rank].returncode for rank in ranks], said
 
 
 # One group of workers starts at a time.
@@ -109,7 +98,7 @@ def plain(*tasks, beats=True):
     with contextlib.ExitStack() as stack:
         with STARTING_GROUP:
             workers = stack.enter_context(started(commands, topologies.environments(len(tasks))))
-            for process in workers.processes:
+            for process in workers:
                 assert process.stdout.readline() == "ready\n", process.communicate()[1]
         if beats:
             time.sleep(1.6)  # The second beat names a step.
@@ -139,10 +128,10 @@ def play(scene):
     """Runs the group of a scene; returns how its workers have ended."""
     with plain(*scene.tasks, beats=scene.beats) as workers:
         if scene.victim is not None:
-            workers.hit(scene.victim, scene.number)
-        both = [workers.processes[rank].communicate(timeout=120) for rank in scene.ends]
-        codes = [workers.processes[rank].returncode for rank in scene.ends]
-        return Ended(codes, [errors for _, errors in both], [output for output, _ in both], workers.processes)
+            workers[scene.victim].send_signal(scene.number)
+        both = [workers[rank].communicate(timeout=120) for rank in scene.ends]
+        codes = [workers[rank].returncode for rank in scene.ends]
+        return Ended(codes, [errors for _, errors in both], [output for output, _ in both], workers)
 
 
 def killed_or_stopped(number, victim):
@@ -245,21 +234,21 @@ def test_a_chief_that_is_busy_without_letting_threads_run_is_not_lost():
 def test_a_worker_that_is_stopped_while_it_is_busy_is_named():
     with plain("run", "busy") as workers:
         time.sleep(3.0)
-        assert workers.processes[0].poll() is None
-        workers.hit(1, STOP)
-        codes, said = workers.ends([0])
+        assert workers[0].poll() is None
+        workers[1].send_signal(STOP)
+        codes, said = ends(workers, [0])
     assert codes == [LOST]
-    assert_named({0: said[0]}, 1, workers.processes[1], silent=(2.0, SEEN_WITHIN))
+    assert_named({0: said[0]}, 1, workers[1], silent=(2.0, SEEN_WITHIN))
 
 
 @pytest.mark.slow
 def test_workers_continue_after_all_were_stopped_together():
     with plain("run", "run") as workers:
         for number in (STOP, signal.SIGCONT):
-            for process in workers.processes:
+            for process in workers:
                 process.send_signal(number)
             time.sleep(3.5)
-        assert [process.poll() for process in workers.processes] == [None, None]
+        assert [process.poll() for process in workers] == [None, None]
 
 
 def test_a_worker_prints_all_stacks_when_its_calls_never_end(ended):
@@ -292,11 +281,11 @@ def test_workers_that_have_finished_wait_for_each_other_and_are_not_lost(ended):
 def test_a_worker_that_is_lost_before_the_end_is_named_by_those_that_wait_there():
     with plain("leave", "leave", "run") as workers:
         time.sleep(1.0)
-        assert [process.poll() for process in workers.processes] == [None] * 3
-        workers.hit(2, KILL)
-        codes, said = workers.ends([0, 1])
+        assert [process.poll() for process in workers] == [None] * 3
+        workers[2].send_signal(KILL)
+        codes, said = ends(workers, [0, 1])
         assert codes == [LOST, LOST]
-        assert_named({0: said[0], 1: said[1]}, 2, workers.processes[2], silent=(0.0, SEEN_WITHIN))
+        assert_named({0: said[0], 1: said[1]}, 2, workers[2], silent=(0.0, SEEN_WITHIN))
 
 
 @pytest.mark.slow
@@ -336,7 +325,7 @@ from tfdist.cluster.several_workers import multi_worker
 def ends_of_two(program):
     """Runs two workers, which connect; returns their exit codes, errors and pids."""
     with started([[sys.executable, "-c", CONNECTS + program]] * 2, topologies.environments(2)) as workers:
-        return *workers.ends([1, 0]), [process.pid for process in workers.processes]
+        return *ends(workers, [1, 0]), [process.pid for process in workers]
 
 
 ABSENT = """
@@ -445,7 +434,7 @@ def await_steps(workdir, workers):
     """Waits until the training has reported steps."""
 
     def reported():
-        assert all(process.poll() is None for process in workers.processes), workers.processes[0].communicate()
+        assert all(process.poll() is None for process in workers), workers[0].communicate()
         path = workdir / "metrics.jsonl"
         return path.exists() and path.read_text().count('"train"') >= 20
 
@@ -459,10 +448,10 @@ def test_a_training_ends_when_a_worker_is_stopped(tmp_path):
     command = training(tmp_path, "--config.cluster.heartbeat_seconds=6")
     with started([command] * 3, topologies.environments(3)) as workers:
         await_steps(tmp_path, workers)
-        workers.hit(1, STOP)
-        codes, said = workers.ends([0, 2])
+        workers[1].send_signal(STOP)
+        codes, said = ends(workers, [0, 2])
         assert codes == [LOST, LOST], said
-        assert_named({0: said[0], 2: said[1]}, 1, workers.processes[1], silent=(6.0, SEEN_WITHIN))
+        assert_named({0: said[0], 2: said[1]}, 1, workers[1], silent=(6.0, SEEN_WITHIN))
 
 
 @pytest.mark.slow
@@ -471,11 +460,11 @@ def test_a_training_ends_on_both_sides_of_a_pulled_cable(tmp_path):
     with two_hosts() as hosts, started(*on_two_hosts(hosts, [training(tmp_path)] * 3)) as workers:
         await_steps(tmp_path, workers)
         set_cable(hosts[1], "down")
-        codes, said = workers.ends([0, 1, 2])
+        codes, said = ends(workers, [0, 1, 2])
         assert codes == [LOST] * 3, said
         # n9's workers name n10's, and n10's the chief.
-        assert_named({0: said[0], 1: said[1]}, 2, workers.processes[2], host="n10", silent=(10.0, SEEN_WITHIN))
-        assert_named({2: said[2]}, 0, workers.processes[0], host="n9", silent=(10.0, SEEN_WITHIN))
+        assert_named({0: said[0], 1: said[1]}, 2, workers[2], host="n10", silent=(10.0, SEEN_WITHIN))
+        assert_named({2: said[2]}, 0, workers[0], host="n9", silent=(10.0, SEEN_WITHIN))
 
 
 @pytest.mark.slow
