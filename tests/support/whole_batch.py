@@ -216,7 +216,7 @@ def measure(names, devices):
         keras_own, _, of = name.rpartition(":")
         try:
             found[name] = fits.run(CASES[of], None if keras_own else cluster)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             if of not in own_numbers.REFUSED:
                 raise
             found[name] = str(error)
