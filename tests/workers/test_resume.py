@@ -195,7 +195,7 @@ def linear_for(epochs: int, **rate):
 @pytest.mark.slow
 def test_a_run_with_a_shortened_warmup_continues_as_the_longer_run_to_the_bit(tmp_path, capsys):
     def epochs(number):
-        return linear_for(number, warmup_epochs=2)
+        return linear_for(number, warmup_epochs=2, schedule={"target": "tfdist.zoo.schedules:cosine"})
 
     whole, continued = tmp_path / "whole", tmp_path / "continued"
     assert loop.train(in_process(whole, epochs(3))) == 0
