@@ -5,7 +5,6 @@ With TFDIST_TESTS_GPU_ON=cpu the same tests run on two logical CPU devices.
 
 import json
 import re
-import shutil
 import signal
 import sys
 import time
@@ -104,17 +103,6 @@ def test_two_runs_are_equal_to_the_bit(devices, tmp_path):
     for name in "ab":
         devices.train(tmp_path / name, config=RESNET, **EXACT)
     assert_equal(tmp_path / "a", tmp_path / "b", 6)
-
-
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(devices, tmp_path):
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    devices.train(whole, config=RESNET, **EXACT)
-    shutil.copytree(whole, resumed)
-    shutil.rmtree(resumed / "checkpoints" / "step-00000006")
-    (resumed / "finished.json").unlink()
-    (output,) = devices.train(resumed, config=RESNET, **EXACT)
-    assert "resumed from" in output
-    assert_equal(whole, resumed, 6)
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(devices, tmp_path):

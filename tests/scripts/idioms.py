@@ -10,17 +10,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import ops
+from recording import plain
 
 GENERATOR = np.random.default_rng(0)
 X, Y = GENERATOR.random((24, 3), np.float32), GENERATOR.random((24, 1), np.float32)
 
 
-def network(inputs: int = 1, shape: tuple = (3,), kind: type = keras.Model) -> keras.Model:
-    """A linear model of one or more inputs; its weights are the same in each call."""
+def network(shape: tuple = (3,), kind: type = keras.Model) -> keras.Model:
+    """A linear model; its weights are the same in each call."""
     keras.utils.set_random_seed(1)
-    given = [keras.Input(shape) for _ in range(inputs)]
-    joined = keras.layers.Concatenate()(given) if inputs > 1 else given[0]
-    model = kind(given, keras.layers.Dense(1)(joined))
+    inputs = keras.Input(shape)
+    model = kind(inputs, keras.layers.Dense(1)(inputs))
     model.compile("sgd", "mse")
     return model
 
@@ -95,10 +95,6 @@ def compute_loss_of_the_object():
 
 def shuffle_within_batches():
     return network().fit(X, Y, batch_size=8, epochs=2, shuffle="batch", verbose=0).history["loss"][1]
-
-
-def lists_of_inputs_on_a_batch():
-    return float(network(inputs=2).train_on_batch([X, X], Y))
 
 
 def batches_of_numbers():
@@ -256,25 +252,4 @@ def stopped_evaluations_and_predictions():
     return [*found, model.predict(X, callbacks=[Stop("stop_predicting", "on_predict_batch_end", 1)], **given)]
 
 
-def numbers(value, name=""):
-    """Yields the numbers in nested lists, dicts and arrays, with their places."""
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from numbers(part, f"{name} {key}")
-    elif isinstance(value, list) or np.ndim(value):
-        for index, part in enumerate(value):
-            yield from numbers(part, f"{name} {index}")
-    else:
-        yield name, float(value)
-
-
-IDIOMS = (
-    *(metric_in_compute_loss, numbers_with_weights),
-    *(compute_loss_of_the_object, shuffle_within_batches, lists_of_inputs_on_a_batch),
-    *(batches_of_numbers, none_for_weights),
-    *(rows_of_predict_step, numbers_of_predict_step, outputs_of_other_lengths),
-    *(stopped_at_the_begin, stopped_evaluations_and_predictions),
-    *(all_parts_of_a_batch, values_under_new_names, results_under_new_names),
-    repeated_trainings,
-)
-print(json.dumps({idiom.__name__: dict(numbers(idiom())) for idiom in IDIOMS if idiom.__name__ in sys.argv[1:]}))
+print(json.dumps({name: plain(globals()[name]()) for name in sys.argv[1:]}))

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import json
 import os
 import pathlib
 import subprocess
@@ -12,7 +11,8 @@ from collections.abc import Mapping
 
 import forked
 import processes
-from launching import REPOSITORY, free_ports, worker_environment
+import topologies
+from launching import REPOSITORY
 
 from tfdist.cluster.devices import host_gpus
 
@@ -51,24 +51,16 @@ class Devices:
         """The command line of a worker with `devices` devices."""
         name, other = ("gpus", "logical_devices=1") if self.kind == "GPU" else ("logical_devices", "gpus=0")
         fields = (f"--config.cluster.{name}={devices}", f"--config.cluster.{other}")
-        words = [sys.executable, "-m", "tfdist.main", f"--config={config}", f"--workdir={workdir}"]
-        return [*words, *fields, "--config.cluster.connect_seconds=600", *options]
+        return topologies.command(workdir, *fields, "--config.cluster.connect_seconds=600", *options, config=config)
 
     def environments(self, workers: int, devices: int = 1, **variables: str) -> list[dict[str, str]]:
         """The environments of two workers with one device each, or of one process with `devices` devices."""
-        if workers == 1:
-            return [worker_environment(CUDA_VISIBLE_DEVICES=self._visible(self.names[:devices]), **variables)]
-        names = self.names
-        if len(names) < workers:
+        shares = [self.names[:devices]] if workers == 1 else [(name,) for name in self.names]
+        if len(self.names) < workers:
             # Two workers of one host may not have the same GPU; by two names of the host they may, for tests.
-            names, variables = names[:1] * workers, variables | {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
-        hosts = ("localhost", "127.0.0.1")
-        cluster = {"worker": [f"{host}:{port}" for host, port in zip(hosts, free_ports(workers), strict=True)]}
-        tasks = [json.dumps({"cluster": cluster, "task": {"type": "worker", "index": i}}) for i in range(workers)]
-        return [
-            worker_environment(TF_CONFIG=task, CUDA_VISIBLE_DEVICES=self._visible((name,)), **variables)
-            for task, name in zip(tasks, names, strict=False)
-        ]
+            shares, variables = [self.names[:1]] * workers, variables | {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+        found = topologies.environments(workers, ("localhost", "127.0.0.1"), **variables)
+        return [env | {"CUDA_VISIBLE_DEVICES": self._visible(share)} for env, share in zip(found, shares, strict=False)]
 
     def started(self, commands: list[list[str]], environments: list[dict[str, str]]):
         """Starts processes side by side, as `processes.started`; those on GPUs are not forked."""

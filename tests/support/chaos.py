@@ -27,6 +27,8 @@ import crews
 import faults
 import topologies
 
+from tfdist.tools import tables
+
 # The most faults of one training.
 _PER_RUN = 8
 
@@ -215,23 +217,16 @@ def _values(record: dict) -> tuple[float, ...]:
 
 
 def table(outcomes: list[faults.Outcome]) -> str:
-    """Returns a table with one row per kind of fault."""
-    rows = [("fault", "count", "detected after s", "worst", "next step after s", "worst", "steps lost", "worst")]
+    """Returns a table with one row per kind of fault: how many, and the median and longest times in seconds."""
+    rows = []
     for name in (*faults.KINDS, None):
-        found = [outcome for outcome in outcomes if name in (None, outcome.kind)]
+        found, cells = [outcome for outcome in outcomes if name in (None, outcome.kind)], []
+        for field in ("detection", "recovery"):
+            values = [value for outcome in found if (value := getattr(outcome, field)) is not None]
+            cells += [round(statistics.median(values), 1), round(max(values), 1)] if values else [None, None]
         if found:
-            columns = ([getattr(o, field) for o in found] for field in ("detection", "recovery", "lost"))
-            cells = [cell for column in columns for cell in _median_and_worst([v for v in column if v is not None])]
-            rows.append((name or "all", str(len(found)), *cells))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    aligned = (
-        [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))] for row in rows
-    )
-    return "\n".join("  ".join(cells) for cells in aligned)
-
-
-def _median_and_worst(values: list[float]) -> tuple[str, str]:
-    return (f"{statistics.median(values):.1f}", f"{max(values):.1f}") if values else ("-", "-")
+            rows.append((name or "all", len(found), *cells))
+    return tables.text(("fault", "count", "detected after s", "worst", "next step after s", "worst"), rows)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 from launching import REPOSITORY, worker_environment
-from processes import children, command_line, environment
+from processes import children, command_line, environment, tasks
 
 from tfdist.cluster import interruption
 
@@ -106,16 +106,6 @@ class Crew:
                 if not self.line_read.wait(max(0.0, deadline - time.monotonic())):
                     raise TimeoutError(f"no line matches {pattern!r} within {seconds:g} s")
 
-    def last_step(self) -> int:
-        """Returns the newest step reported since the last start; 0: none."""
-        with self.line_read:
-            for _, text in reversed(self.lines):
-                if match := re.search(REPORT, text):
-                    return step_of(match)
-                if re.search(STARTS, text):
-                    break
-        return 0
-
     def steps_left(self) -> int:
         """Returns the number of steps after the newest report."""
         with self.line_read:
@@ -126,7 +116,7 @@ class Crew:
         if None in newest:
             return 10**9
         total, report = newest
-        return int(total[1].replace(",", "")) - step_of(report)
+        return int(total[1].replace(",", "")) - round(float(report[1]) * STEPS_PER_EPOCH)
 
     def pid(self, rank: int) -> int:
         """Waits for the process of a worker; returns its id.
@@ -136,20 +126,17 @@ class Crew:
         """
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline and self.code is None:
-            for pid in children(self.process.pid):
-                if f'"index": {rank}}}' in environment(pid).get("TF_CONFIG", "") or self.workers == 1:
-                    return pid
+            ids = children(self.process.pid)
+            if self.workers > 1:
+                ids = [pid for task, pid in tasks(self.process.pid).items() if task == ("worker", rank)]
+            if ids:
+                return ids[0]
             time.sleep(0.02)
         raise RunOverError
 
     def left_over(self) -> list[str]:
         """Returns the command lines of the processes of this crew that have not ended."""
         return [command_line(pid) for pid in psutil.pids() if environment(pid).get(MARK) == self.mark]
-
-
-def step_of(report: re.Match) -> int:
-    """Returns the step of a line that matches `REPORT`."""
-    return round(float(report[1]) * STEPS_PER_EPOCH)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from crews import REPORT, STARTS, STEPS_PER_EPOCH, Crew, RunOverError, step_of
+from crews import REPORT, STARTS, STEPS_PER_EPOCH, Crew, RunOverError
 
 # As in tests/configs/interrupted.py.
 EVALUATION_STEPS, SAVE_STEPS = 13, 8
@@ -29,13 +29,12 @@ _STOPPED = rf"\[0\] stopped by|stopped before the training|{_LOST}"
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Outcome:
-    """The outcome of a fault: seconds to its detection and to the next step, and steps lost; None: not measured."""
+    """The outcome of a fault: seconds to its detection and to the next step; None: not measured."""
 
     kind: str
     phase: str
     detection: float | None = None
     recovery: float | None = None
-    lost: int | None = None
     violation: str = ""
 
 
@@ -211,14 +210,14 @@ def inflict(crew: Crew, name: str, phase: str, rng: random.Random, since: int, l
     wait_for_phase(crew, phase, rng, since)
     if crew.code is not None or (name in OF_THE_DISK and crew.steps_left() < 2 * SAVE_STEPS):
         raise RunOverError
-    mark, step = len(crew.lines), crew.last_step()
+    mark = len(crew.lines)
     started = time.monotonic()
     try:
         undo = kind.strike(crew, rng)
     except ProcessLookupError:
         raise RunOverError from None
     try:
-        _follow(crew, kind, outcome, mark, step, started)
+        _follow(crew, kind, outcome, mark, started)
     except RunOverError:
         # It came too late to have an effect, or when the last worker ended.
         if not any(re.search(_OVER, text) for _, text in crew.lines):
@@ -233,7 +232,7 @@ def inflict(crew: Crew, name: str, phase: str, rng: random.Random, since: int, l
     return outcome
 
 
-def _follow(crew: Crew, kind: Kind, outcome: Outcome, mark: int, step: int, started: float) -> None:
+def _follow(crew: Crew, kind: Kind, outcome: Outcome, mark: int, started: float) -> None:
     if kind.seen is not None:
         number, _ = crew.find(kind.seen, mark, _NEVER)
         outcome.detection = crew.lines[number][0] - started
@@ -241,7 +240,5 @@ def _follow(crew: Crew, kind: Kind, outcome: Outcome, mark: int, step: int, star
         mark = len(crew.lines)
     if kind.restarts:
         mark, _ = crew.find(f"{STARTS}|{_OVER}", mark, _NEVER)
-    number, match = crew.find(f"{REPORT}|{_OVER}", mark, _NEVER)
+    number, _ = crew.find(f"{REPORT}|{_OVER}", mark, _NEVER)
     outcome.recovery = crew.lines[number][0] - started
-    if kind.restarts and match[1] is not None:
-        outcome.lost = max(0, step + 1 - step_of(match))

@@ -3,11 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-import io
-import itertools
-import os
 import pathlib
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -44,8 +40,8 @@ class Case:
     batch_size: int | None = 16
     # Calls of `fit`, one after another.
     calls: int = 1
-    # Inputs of `predict`, called after `evaluate`; None: neither is called.
-    inputs: Any = None
+    # Whether `evaluate` and `predict` are called then.
+    evaluates: bool = False
 
 
 def dense(outputs: int, activation: str | None = None, **keywords) -> keras.Model:
@@ -165,7 +161,7 @@ def transfer() -> Case:
         outputs = keras.layers.Dense(3, activation="softmax")(features)
         return compiled(keras.Model(inputs, outputs), "sgd", metrics=["accuracy"])
 
-    return Case(build=build, batch_size=25, inputs=X)
+    return Case(build=build, batch_size=25, evaluates=True)
 
 
 class Memory:
@@ -207,17 +203,19 @@ def run(case: Callable[[], Case], cluster: Cluster | None) -> dict[str, Any]:
     with contextlib.nullcontext() if cluster is None else cluster.scope():
         model = given.build()
     data = given.for_keras if cluster is None and given.for_keras else given.data
-    arguments = dict(zip(("x", "y", "sample_weight"), data, strict=False)) | options
-    histories = [methods["fit"](model, **arguments).history for _ in range(given.calls)]
+    data = dict(zip(("x", "y", "sample_weight"), data, strict=False))
+    histories = [methods["fit"](model, **data | options).history for _ in range(given.calls)]
     evaluated, predicted = [], []
-    if given.inputs is not None:
-        evaluated = methods["evaluate"](model, *given.data, batch_size=given.batch_size, verbose=0)
-        predicted = methods["predict"](model, given.inputs, verbose=0, batch_size=10)
-    return {
+    if given.evaluates:
+        evaluated = methods["evaluate"](model, **data, batch_size=given.batch_size, verbose=0)
+        predicted = methods["predict"](model, data["x"], verbose=0, batch_size=10)
+    found = {
         "history": {name: [value for one in histories for value in one[name]] for name in histories[0]},
-        "evaluated": np.asarray(evaluated).tolist(),
-        "predicted": keras.tree.map_structure(lambda one: np.asarray(one, float).tolist(), predicted),
-        "weights": [np.asarray(one, float).tolist() for one in model.get_weights()],
+        "evaluated": evaluated,
+        "predicted": predicted,
+        "weights": model.get_weights(),
+    }
+    return keras.tree.map_structure(lambda one: np.asarray(one, float).tolist(), found) | {
         "left_patched": [
             *(name for name in build_context.OPTIMIZER_ATTRIBUTES if name in vars(model.optimizer)),
             *(layer.name for layer in model._flatten_layers() if "call" in vars(layer)),
@@ -253,8 +251,25 @@ class Counted(keras.layers.Dense):
         return super().call(inputs)
 
 
-def refused(cluster: Cluster) -> dict[str, str]:
-    """Returns the errors for models and data that are not supported, by name."""
+def error_of(attempt: Callable[[], Any]) -> str:
+    """Returns the error of an attempt; "" if there is none."""
+    try:
+        attempt()
+    except (ValueError, RuntimeError, ArithmeticError, IndexError, tf.errors.InvalidArgumentError) as error:
+        return str(error)
+    return ""
+
+
+def refused(cluster: Cluster) -> list[tuple[str, str]]:
+    """Makes calls with models and data that are not supported.
+
+    Returns:
+        For each what its error names, the argument, method, field or number, as a pattern; and the error.
+    """
+    found = []
+
+    def refuses(words: str, call: Callable[..., Any], *data: Any, **keywords: Any) -> None:
+        found.append((words, error_of(functools.partial(call, *data, **keywords))))
 
     def made(build: Callable[[], keras.Model], **keywords: Any) -> keras.Model:
         with cluster.scope():
@@ -297,13 +312,11 @@ def refused(cluster: Cluster) -> dict[str, str]:
     outside, counting = simple(), given(own(), steps=tf.Variable(0))
     with cluster.scope():
         # An error within a step, as of data that end, leaves replicas that differ: `fresh` has seen none.
-        good, fresh, unused, functions = (
-            simple(),
-            simple(),
-            simple(),
-            compiled(OwnFunctions([keras.Input((6,)), keras.layers.Dense(3)])),
-        )
-        uncompiled = dense(3)
+        good, fresh, uncompiled, applying = simple(), simple(), dense(3), apply_of_object()
+        functions = compiled(OwnFunctions([keras.Input((6,)), keras.layers.Dense(3)]))
+        predicting = given(simple(), make_predict_function=len)
+    preprocessing = given(simple(), preprocessor=len, preprocess_samples=len)
+    of_vectors = made(lambda: dense(3), loss=keras.losses.MeanSquaredError(reduction=None))
     frozen = made(lambda: given(dense(3), trainable=False))
     counted = made(lambda: keras.Sequential([keras.Input((6,)), Counted(3)]))
     dataset = tf.data.Dataset.from_tensor_slices((X, LABELS))
@@ -312,64 +325,61 @@ def refused(cluster: Cluster) -> dict[str, str]:
     def fit(model: Any, *data: Any, **keywords: Any) -> None:
         tfdist.fit(cluster, model, *data, **{"verbose": 0} | keywords)
 
-    with cluster.scope():
-        applying = apply_of_object()
     rows = dataset.batch(8, drop_remainder=True)
     hidden_rows = rows.map(lambda x, y: (x, tf.boolean_mask(y, y >= 0)))
-    attempts = {
-        "outside": lambda: fit(outside, X, LABELS),
-        "uncompiled": lambda: fit(uncompiled, X, LABELS),
-        "vectors": lambda: fit(made(lambda: dense(3), loss=keras.losses.MeanSquaredError(reduction=None)), X, X[:, :3]),
-        "frozen": lambda: fit(frozen, X, X[:, :3]),
-        "no_loss": lambda: fit(made(lambda: dense(3), loss=None), X, LABELS),
-        "metrics_for_weights": lambda: fit(made(lambda: dense(3), loss_weights=["accuracy"]), X, X[:, :3]),
-        "train_function": lambda: fit(functions, X, LABELS),
-        "test_function": lambda: tfdist.evaluate(cluster, functions, X, LABELS),
-        "predict_function": lambda: tfdist.predict(cluster, given(unused, make_predict_function=len), X),
-        "apply_of_object": lambda: fit(applying, X, LABELS),
-        "preprocessor": lambda: fit(given(simple(), preprocessor=len, preprocess_samples=len), X, LABELS),
-        "other_optimizer": fit_by_other_optimizer,
-        "other_replicas": fit_with_other_replicas,
-        "nothing": lambda: tfdist.predict(cluster, good, []),
-        "hidden_rows": lambda: tfdist.predict(cluster, good, hidden_rows),
-        "applies_in_evaluation": lambda: tfdist.evaluate(cluster, own(), X, TARGETS),
-        "variable_outside": lambda: fit(counting, X, TARGETS),
-        "variable_unowned": lambda: fit(counted, X, X[:, :3]),
-        "eager": lambda: fit(made(of_words, run_eagerly=True), ragged),
-        "no_cluster": lambda: tfdist.fit(None, good, X, LABELS),
-        "no_model": lambda: tfdist.fit(good, X, LABELS),
-        "arrays_for_model": lambda: tfdist.evaluate(cluster, X, LABELS),
-        "lengths": lambda: fit(good, X, LABELS[:9]),
-        "validation_lengths": lambda: fit(good, X, LABELS, validation_data=(X, LABELS[:9])),
-        "only_x": lambda: fit(good, X, LABELS, validation_data=X),
-        "large_split": lambda: fit(good, X, LABELS, validation_split=1.5),
-        "split": lambda: fit(good, dataset.batch(8), validation_split=0.1),
-        "lists": lambda: fit(good, X.tolist(), LABELS),
-        "object_rows": lambda: fit(good, X.astype(object), LABELS),
-        "batch_of_text": lambda: fit(good, iter(["text", "text"]), steps_per_epoch=2),
-        "single": lambda: fit(good, tf.data.Dataset.range(9)),
-        "targets_twice": lambda: fit(good, dataset.batch(8), LABELS),
-        "no_targets": lambda: fit(good, X),
-        "weights_alone": lambda: fit(good, X, sample_weight=WEIGHTS),
-        "weights_twice": lambda: fit(good, X, LABELS, class_weight={0: 2.0}, sample_weight=WEIGHTS),
-        "class_weight_alone": lambda: fit(good, dataset.map(lambda x, y: x).batch(8), class_weight={0: 2.0}),
-        "class_weight_of_two": lambda: fit(made(two_outputs), X, [TARGETS] * 2, class_weight={0: 1.0}),
-        "endless": lambda: fit(good, dataset.batch(8).repeat()),
-        "generator": lambda: fit(good, iter([(X, LABELS)])),
-        "no_length": lambda: fit(good, keras.utils.PyDataset()),
-        "no_batches": lambda: fit(good, iter([]), steps_per_epoch=2),
-        "short": lambda: fit(good, iter([(X, LABELS)] * 3), steps_per_epoch=9),
-        "empty": lambda: tfdist.predict(cluster, good, X[:0]),
-        "columns": lambda: tfdist.evaluate(cluster, good, X[:, :5], LABELS),
-        "labels_from_1": lambda: fit(fresh, X, LABELS + 1),
-        "epochs": lambda: fit(good, X, LABELS, epochs=0),
-        "epochs_as_text": lambda: fit(good, X, LABELS, epochs="3"),
-        "batch_size": lambda: tfdist.evaluate(cluster, good, X, LABELS, batch_size=0),
-        "half_a_batch": lambda: fit(good, X, LABELS, batch_size=16.5),
-        "number_for_workdir": lambda: fit(good, X, LABELS, workdir=3),
-        "address_for_workdir": lambda: fit(good, X, LABELS, workdir=pathlib.Path("gs://bucket/run")),
-    }
-    return messages_of(attempts)
+    refuses(r"Sequential .* outside of cluster\.scope\(\)", fit, outside, X, LABELS)
+    refuses(r"model\.compile\(", fit, uncompiled, X, LABELS)
+    refuses(r"reduction=None", fit, of_vectors, X, X[:, :3])
+    refuses(r"all 4 are frozen", fit, frozen, X, X[:, :3])
+    refuses(r"`loss`", fit, made(lambda: dense(3), loss=None), X, LABELS)
+    refuses(r"metrics=\['accuracy'\]", fit, made(lambda: dense(3), loss_weights=["accuracy"]), X, X[:, :3])
+    refuses(r"OwnFunctions .* make_train_function", fit, functions, X, LABELS)
+    refuses(r"OwnFunctions .* make_test_function", tfdist.evaluate, cluster, functions, X, LABELS)
+    refuses(r"Sequential .* make_predict_function", tfdist.predict, cluster, predicting, X)
+    refuses(r"^\w+\.apply ", fit, applying, X, LABELS)
+    refuses(r"Sequential\.preprocessor .* tfdist\.run", fit, preprocessing, X, LABELS)
+    refuses(r"^model\.optimizer .* Adam", fit_by_other_optimizer)
+    refuses(r"kernel[\s\S]*not compared before\. .*ended early.* again", fit_with_other_replicas)
+    refuses(r"no examples", tfdist.predict, cluster, good, [])
+    refuses(r"^The data of predict .*\(8, 6\)", tfdist.predict, cluster, good, hidden_rows)
+    refuses(r"^test_step .* '(?i:sgd)\w*'", tfdist.evaluate, cluster, own(), X, TARGETS)
+    refuses(r"Improper\.steps .* cluster\.scope\(\)", fit, counting, X, TARGETS)
+    refuses(r"calls \(\S+\.py:\d+: ", fit, counted, X, X[:, :3])
+    refuses(r"run_eagerly=True", fit, made(of_words, run_eagerly=True), ragged)
+    refuses(r"^tfdist\.fit\(.*`cluster` .*: NoneType", tfdist.fit, None, good, X, LABELS)
+    refuses(r"^tfdist\.fit\(.*`cluster` .* Sequential", tfdist.fit, good, X, LABELS)
+    refuses(r"^tfdist\.evaluate\(.*`model` .* ndarray", tfdist.evaluate, cluster, X, LABELS)
+    refuses(r"'x' sizes: 53\s+'y' sizes: 9", fit, good, X, LABELS[:9])
+    refuses(r"^validation_data: ", fit, good, X, LABELS, validation_data=(X, LABELS[:9]))
+    refuses(r"^validation_data .* only x", fit, good, X, LABELS, validation_data=X)
+    refuses(r"validation_split .* 1\.5", fit, good, X, LABELS, validation_split=1.5)
+    refuses(r"validation_split.* .*Dataset", fit, good, dataset.batch(8), validation_split=0.1)
+    refuses(r"numpy\.array\(", fit, good, X.tolist(), LABELS)
+    refuses(r"dtype: object", fit, good, X.astype(object), LABELS)
+    refuses(r"\(x, y, sample_weight\).* str", fit, good, iter(["text", "text"]), steps_per_epoch=2)
+    refuses(r"single examples", fit, good, tf.data.Dataset.range(9))
+    refuses(r"Dataset .* y", fit, good, dataset.batch(8), LABELS)
+    refuses(r"loss=.* pass y", fit, good, X)
+    refuses(r"y=None", fit, good, X, sample_weight=WEIGHTS)
+    refuses(r"class_weight or sample_weight", fit, good, X, LABELS, class_weight={0: 2.0}, sample_weight=WEIGHTS)
+    refuses(r"^class_weight ", fit, good, dataset.map(lambda x, y: x).batch(8), class_weight={0: 2.0})
+    refuses(r"^class_weight .* 2 arrays", fit, made(two_outputs), X, [TARGETS] * 2, class_weight={0: 1.0})
+    refuses(r"steps_per_epoch", fit, good, dataset.batch(8).repeat())
+    refuses(r"generator .*: pass steps_per_epoch", fit, good, iter([(X, LABELS)]))
+    refuses(r"PyDataset\.__len__", fit, good, keras.utils.PyDataset())
+    # The latter is all that Keras 3.12 says.
+    refuses(r"at least one batch|list index out of range", fit, good, iter([]), steps_per_epoch=2)
+    refuses(r"an epoch of 9 steps", fit, good, iter([(X, LABELS)] * 3), steps_per_epoch=9)
+    refuses(r"no examples", tfdist.predict, cluster, good, X[:0])
+    refuses(r"value 6, .* shape \(\w+, 5\)", tfdist.evaluate, cluster, good, X[:, :5], LABELS)
+    refuses(r"^y\[\d+\] has the label 3, .* 3 outputs", fit, fresh, X, LABELS + 1)
+    refuses(r"epochs=0", fit, good, X, LABELS, epochs=0)
+    refuses(r"epochs='3'", fit, good, X, LABELS, epochs="3")
+    refuses(r"batch_size .* 0", tfdist.evaluate, cluster, good, X, LABELS, batch_size=0)
+    refuses(r"batch_size .* 16\.5", fit, good, X, LABELS, batch_size=16.5)
+    refuses(r"^workdir .* 3$", fit, good, X, LABELS, workdir=3)
+    refuses(r"^workdir='gs:/bucket/run'", fit, good, X, LABELS, workdir=pathlib.Path("gs://bucket/run"))
+    return found
 
 
 def not_finite(cluster: Cluster, *names: str) -> dict[str, str]:
@@ -398,121 +408,45 @@ def not_finite(cluster: Cluster, *names: str) -> dict[str, str]:
         "batches": lambda: attempt(batches, batch_size=None),
         "rate": lambda: attempt(X, TARGETS, build=diverging),
     }
-    return messages_of({name: attempts[name] for name in names})
+    return {name: error_of(attempts[name]) for name in names}
 
 
-def second_orders(cluster: Cluster) -> dict[str, list[float]]:
-    """Returns the losses of two calls of `fit` on a shuffled dataset, the first ended by a callback; and of its passes.
-
-    Keras takes the first pass, the second and, as it makes an iterator at the end of an epoch, the fourth.
-    """
-
-    class Ends(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.model.stop_training = batch == 1
-
-    def losses(model: keras.Model, calls: Sequence[tuple[tf.data.Dataset, int]]) -> list[float]:
-        found = []
-        for number, (dataset, epochs) in enumerate(calls):
-            callbacks = [] if number else [Ends()]
-            history = tfdist.fit(cluster, model, dataset, epochs=epochs, callbacks=callbacks, verbose=0)
-            found += history.history["loss"]
-        return found
-
-    one, other = (tf.data.Dataset.from_tensor_slices((X, LABELS)).shuffle(53, seed=1) for _ in range(2))
-    passes = [tf.data.Dataset.from_tensor_slices(next(iter(other.batch(53)))).batch(16) for _ in range(4)]
-    with cluster.scope():
-        models = simple(), simple()
-    models[1].set_weights(models[0].get_weights())
-    shuffled = one.padded_batch(16)
-    expected = losses(models[1], [(passes[number], 1) for number in (0, 1, 3)])
-    return {"found": losses(models[0], [(shuffled, 1), (shuffled, 2)]), "expected": expected}
+def assert_close(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Asserts that two results of `run` agree, and that the first has left no patch behind."""
+    assert list(ours["history"]) == list(theirs["history"]) and ours["left_patched"] == []
+    for part in ("history", "weights", "evaluated", "predicted"):
+        numbers = (keras.tree.flatten(one[part]) for one in (ours, theirs))
+        np.testing.assert_allclose(*numbers, rtol=1e-5, atol=1e-5, err_msg=part)
 
 
-def messages_of(attempts: dict[str, Callable[[], Any]]) -> dict[str, str]:
-    """Returns the errors of attempts, by name."""
-    messages = {}
-    for name, attempt in attempts.items():
-        try:
-            attempt()
-        except (ValueError, RuntimeError, ArithmeticError, IndexError, tf.errors.InvalidArgumentError) as error:
-            messages[name] = str(error)
-    return messages
+def refused_steps(cluster: Cluster) -> list[tuple[str, str]]:
+    """As `refused`, for steps that cannot be distributed; on several replicas."""
+    found = []
 
-
-def refused_steps(cluster: Cluster) -> dict[str, str]:
-    """Returns the errors for steps that cannot be distributed, by name; on several replicas."""
-
-    def attempt(step: str, **keywords: Any) -> None:
-        with cluster.scope():
-            model = own_steps.Improper(own_steps.STEPS[step])
-            model.compile(optimizer="sgd", **keywords)
-        tfdist.fit(cluster, model, X, TARGETS, batch_size=16, verbose=0)
-
-    own_steps.FOREIGN["optimizer"] = keras.optimizers.SGD()
-    attempts = {step: functools.partial(attempt, step) for step in own_steps.STEPS}
-
-    def normalised_by_xla() -> None:
-        with cluster.scope():
-            layers = [keras.Input((6,)), keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(2)]
-            model = compiled(keras.Sequential(layers), "sgd", "mse", jit_compile=True)
-        tfdist.fit(cluster, model, X, TARGETS, batch_size=16, verbose=0)
-
-    by_xla = {"by_xla": lambda: attempt("assigns", jit_compile=True), "normalised_by_xla": normalised_by_xla}
-    return messages_of(attempts | by_xla)
-
-
-def noisy() -> keras.Model:
-    """A model with random numbers and state in its own step."""
-    model = own_steps.Noisy()
-    model.compile()
-    model.other_optimizers = [keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1, momentum=0.9)]
-    return model
-
-
-def with_dropout() -> keras.Model:
-    first = keras.layers.Dense(8, kernel_regularizer="l2")
-    layers = [keras.Input((6,)), first, keras.layers.Dropout(0.5), keras.layers.Dense(3)]
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return compiled(keras.Sequential(layers), loss=loss, metrics=["accuracy"])
-
-
-def resumed(cluster: Cluster, directory: pathlib.Path, build: Callable[[], keras.Model]) -> dict[str, Any]:
-    """Stops a training by a signal, resumes with a new model, and compares it to an uninterrupted training."""
-    reads = itertools.count()
-
-    def touch(x: np.ndarray) -> np.ndarray:
-        if (
-            next(reads) == 8
-        ):  # The first reads happen before the handlers are installed, when signals still end the process.
-            os.kill(os.getpid(), signal.SIGTERM)
-        return x
-
-    def watched(x: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return tf.ensure_shape(tf.numpy_function(touch, [x], x.dtype), x.shape), label
-
-    def train(name: str) -> tuple[keras.Model, Any]:
-        keras.utils.clear_session()  # As in a new process: checkpoints restore variables by name.
-        keras.utils.set_random_seed(7)
-        data = tf.data.Dataset.from_tensor_slices((X, LABELS)).shuffle(53).batch(16).map(watched)
+    def refuses(words: str, build: Callable[[], keras.Model], **keywords: Any) -> None:
         with cluster.scope():
             model = build()
-        return model, tfdist.fit(cluster, model, data, epochs=6, verbose=0, workdir=directory / name)
+            model.compile(**{"optimizer": "sgd"} | keywords)
+        fit = functools.partial(tfdist.fit, cluster, model, X, TARGETS, batch_size=16, verbose=0)
+        found.append((words, error_of(fit)))
 
-    code, output = None, io.StringIO()
-    try:
-        with contextlib.redirect_stdout(output):
-            train("parts")
-    except SystemExit as stopped:
-        code = stopped.code
-    (ours, history), (whole, expected) = train("parts"), train("whole")
-    pairs = zip(ours.get_weights(), whole.get_weights(), strict=True)
-    return {
-        "code": code,
-        "output": output.getvalue().replace(str(directory), "."),
-        "difference": max(float(np.max(np.abs(mine - theirs))) for mine, theirs in pairs),
-        "histories": [history.history, expected.history],
-    }
+    def improper(step: Callable[..., Any]) -> Callable[[], keras.Model]:
+        return functools.partial(own_steps.Improper, step)
+
+    def normalised() -> keras.Model:
+        layers = [keras.Input((6,)), keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(2)]
+        return keras.Sequential(layers)
+
+    own_steps.FOREIGN["optimizer"] = keras.optimizers.SGD()
+    applied = r"optimizer .* in \S+own_steps\.py:\d+: model\.optimizer\.apply\(gradients"
+    by_xla = r"jit_compile=True.* 'batch_normalization\w*' .* synchronized=False"
+    refuses(r"Improper\.train_step .* model/\S+kernel", improper(own_steps.assigns))
+    refuses(applied, improper(own_steps.repeats))
+    refuses(r"Improper\.train_step .* 'losses' has shape \(2,\)", improper(own_steps.returns_vector))
+    refuses(r"Improper\.train_step .*Tensor", improper(own_steps.returns_tensor))
+    refuses(r"'(?i:sgd)\w*' of Improper .* cluster\.scope\(\)", improper(own_steps.applies_foreign))
+    refuses(by_xla, normalised, loss="mse", jit_compile=True)
+    return found
 
 
 def unbuilt(cluster: Cluster) -> float:
@@ -630,9 +564,6 @@ def measure(names: Sequence[str], devices: int, directory: pathlib.Path) -> dict
         "refused": lambda: refused(cluster),
         "not_finite": lambda: not_finite(cluster, "array", "rate"),
         "not_finite_slow": lambda: not_finite(cluster, "batches", "weights"),
-        "second_orders": lambda: second_orders(cluster),
-        "resumed": lambda: resumed(cluster, directory, with_dropout),
-        "resumed_step": lambda: resumed(cluster, directory, noisy),
         "refused_steps": lambda: refused_steps(cluster),
         "unbuilt": lambda: unbuilt(cluster),
         "of_many_types": lambda: of_many_types(cluster),

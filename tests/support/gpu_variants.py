@@ -1,15 +1,9 @@
-"""The configs, variants of a step and compiled models of the GPU audit, on logical devices that stand for GPUs.
-
-usage: python gpu_variants.py OUT.json REPLICAS NAME...
-"""
+"""The configs, variants of a step and compiled models of the GPU audit, on logical devices that stand for GPUs."""
 
 import contextlib
-import importlib
-import json
 import pathlib
-import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import clusters
@@ -17,6 +11,7 @@ import gpu_audit
 import keras
 import numpy as np
 import own_steps
+import shipped
 import tensorflow as tf
 
 from tfdist import config as c
@@ -28,39 +23,12 @@ from tfdist.keras_fit.own_step import own_setup
 from tfdist.training import execution, setup
 from tfdist.training.run import Run
 
-# The images on which each shipped config is traced: small ones, if its network allows that. None: its own data.
-_SHAPES = {
-    **dict.fromkeys(("digits", "digits28", "line", "char_gpt", "courses.cscs_line")),
-    **{"alexnet": (256, 256, 3), "mlp": (28, 28, 1)},
-    **{"mnist": (28, 28, 1), "courses.bsc_mnist": (28, 28, 1), "courses.sctrain_mlp": (28, 28, 1)},
-    **{"courses.sctrain_alexnet": (256, 256, 3), "courses.cscs_imagenet": (75, 75, 3)},
-    **dict.fromkeys(("cifar", "cifar_fast", "cifar_resnet50", "cifar_resnet50v2", "imagenet"), (32, 32, 3)),
-    **dict.fromkeys(("courses.bsc_resnet50v2", "courses.idris_resnet50"), (32, 32, 3)),
-}
-SHIPPED = tuple(_SHAPES)
-
-
-def shipped(name: str) -> c.Config:
-    """Returns a shipped config, on small synthetic images if its data has to be downloaded."""
-    config = importlib.import_module(f"configs.{name}").get_config()
-    shape = _SHAPES[name]
-    if shape is not None:
-        classes = config.model.get("num_classes", config.model.get("classes", 10))
-        source = {"target": "tfdist.zoo.sources:synthetic", "num_classes": classes, "num_examples": 512}
-        config.data.source = source | {"shape": shape}
-        config.data.prepare = {"target": "tfdist.zoo.prepare:image"}
-        config.data.train_split, config.data.evaluation_batch_size = "train", 16
-        config.data.evaluation_split = None if config.data.evaluation_split is None else "test"
-        config.data.batch_size = 256 if "group_size" in config.model else 8
-        config.adapt = None
-        if "input_shape" in config.model:
-            config.model["input_shape"] = shape
-    return config
+SHIPPED = tuple(shipped.IMAGES)
 
 
 def _small(**changes: Any) -> c.Config:
     """Returns a config of a small convolutional network; `changes` replaces fields: `train__steps` is `train.steps`."""
-    config = shipped("digits")
+    config = shipped.smaller("digits")
     for path, value in changes.items():
         *sections, field = path.split("__")
         section = config
@@ -108,7 +76,7 @@ VARIANTS: dict[str, Callable[[], c.Config]] = {
     "noise": lambda: _small(model={"target": "lab:noise"}),
     "cosine": lambda: _small(learning_rate__schedule={"target": "tfdist.zoo.schedules:cosine"}),
     "constant": lambda: _small(learning_rate__schedule={"target": "tfdist.zoo.schedules:constant"}),
-    "finish": lambda: _finished(shipped("mlp")),
+    "finish": lambda: _finished(shipped.smaller("mlp")),
     # Defects that the audit must find.
     "timed": lambda: _small(report__step_times=True),
 }
@@ -168,7 +136,7 @@ def _compiled_run(cluster: Cluster, model: keras.Model, data: list[Any], stack: 
 
 def make_config(name: str) -> c.Config:
     """Returns the config `name` as it runs on GPUs without XLA."""
-    config = shipped(name) if name in SHIPPED else VARIANTS[name]()
+    config = shipped.smaller(name) if name in SHIPPED else VARIANTS[name]()
     if config.report.step_times is None:
         config.report.step_times = False
     config.train.xla = False  # The audit does not look into a program of XLA.
@@ -206,18 +174,10 @@ def _audited(run: Run) -> dict[str, list[list]]:
     return found
 
 
-def main(out: str, replicas: str, *names: str) -> None:
-    """Writes what the audit finds in the configs `names` to a JSON file."""
+def audit_all(replicas: int, names: Sequence[str]) -> dict[str, dict[str, list[list]]]:
+    """Returns what the audit finds in the configs `names` on so many replicas; in a process of its own."""
     cpu = tf.config.list_physical_devices("CPU")[0]
-    logical = [tf.config.LogicalDeviceConfiguration() for _ in range(1 + int(replicas))]
+    logical = [tf.config.LogicalDeviceConfiguration() for _ in range(1 + replicas)]
     tf.config.set_logical_device_configuration(cpu, logical)
-    cluster = make_cluster(int(replicas))
-    found = {}
-    for name in names:
-        found[name] = audited(cluster, name)
-        pathlib.Path(out).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    sys.path.append(str(pathlib.Path(__file__).parents[2]))  # For the package `configs`.
-    main(*sys.argv[1:])
+    cluster = make_cluster(replicas)
+    return {name: audited(cluster, name) for name in names}

@@ -6,10 +6,14 @@ import fcntl
 import io
 import os
 import pathlib
+import pty
 import random
+import select
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import zipfile
 from collections.abc import Callable
 
@@ -65,6 +69,34 @@ def worker_environment(**variables: str) -> dict[str, str]:
     return env | {"CUDA_VISIBLE_DEVICES": ""} | variables
 
 
+def python(
+    *words: os.PathLike | str,
+    code: int | None = 0,
+    start: Callable[..., subprocess.CompletedProcess] = forked.run,
+    cwd: os.PathLike | str = REPOSITORY,
+    timeout: float = 600.0,
+    **variables: str,
+) -> subprocess.CompletedProcess:
+    """Runs `python WORDS` with the environment of a worker, and asserts its exit code.
+
+    Args:
+        *words: as "-m", a module and its arguments.
+        code: the exit code; None: any.
+        start: subprocess.run where the start is what is tested.
+        cwd: where it runs.
+        timeout: how many seconds its end is awaited.
+        **variables: more of the environment.
+
+    Returns:
+        The process that has ended, with its `stdout` and `stderr` as texts.
+    """
+    command = [sys.executable, *map(str, words)]
+    env = worker_environment(**variables)
+    done = start(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    return done
+
+
 def run_all(
     commands: list[list[str]],
     environments: list[dict[str, str]],
@@ -110,6 +142,23 @@ def csv_rows(path: pathlib.Path) -> list[dict[str, str]]:
     """The rows of a CSV file with a header."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def on_a_terminal(command: list[str], popen: Callable[..., subprocess.Popen] = forked.Popen) -> str:
+    """Runs a command whose output is a terminal of 80 columns; asserts that it ends with 0, and returns the output."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    env, parts = worker_environment(TERM="xterm"), []
+    with processes.started([command], [env], popen=popen, stdout=theirs, stderr=theirs) as (process,):
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # The process has closed its end of the terminal.
+            while select.select([ours], [], [], 1500)[0]:
+                parts.append(os.read(ours, 65536))
+        code = process.wait(timeout=60)
+    os.close(ours)
+    text = b"".join(parts).decode(errors="replace")
+    assert code == 0, text
+    return text
 
 
 def train_alone(workdir: os.PathLike | str) -> dict[str, np.ndarray]:

@@ -1,10 +1,11 @@
-"""Runs a function of a module beside this one in worker processes: `call(fits.measure, names, workers=2)`."""
+"""Runs a function of a test file or of tests/support in worker processes: `call(fits.measure, names, workers=2)`."""
 
+import inspect
 import pathlib
 import pickle
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from launching import REPOSITORY, run_all
@@ -17,15 +18,17 @@ def call(
     function: Callable[..., Any],
     *arguments: Any,
     workers: int = 1,
+    hosts: Sequence[str] = (),
     variables: dict[str, str] | None = None,
     run: Run = lambda *processes: run_all(*processes, timeout=1800.0),
 ) -> list[Any]:
     """Calls `function(*arguments)` in each of several processes at the same time, which TF_CONFIG makes workers.
 
     Args:
-        function: of a module of tests/support; it and its arguments are pickled, and so are its results.
+        function: it and its arguments are pickled, and so are its results.
         *arguments: for all workers.
         workers: the number of processes.
+        hosts: the names that the workers have for this machine.
         variables: more of the environment.
         run: runs commands in environments, and checks how they end.
 
@@ -36,12 +39,13 @@ def call(
         given = pathlib.Path(folder, "call")
         given.write_bytes(pickle.dumps((function, arguments)))
         paths = [pathlib.Path(folder, str(rank)) for rank in range(workers)]
-        commands = [[sys.executable, __file__, str(given), str(path)] for path in paths]
-        run(commands, environments(workers, **variables or {}))
+        folder_of_module = str(pathlib.Path(inspect.getfile(function)).parent)
+        commands = [[sys.executable, __file__, str(given), str(path), folder_of_module] for path in paths]
+        run(commands, environments(workers, hosts, **variables or {}))
         return [pickle.loads(path.read_bytes()) if path.exists() else None for path in paths]
 
 
 if __name__ == "__main__":
-    sys.path.append(str(REPOSITORY))  # For the packages `configs` and `tests`.
+    sys.path += [sys.argv[3], str(REPOSITORY)]  # The latter for the packages `configs` and `tests`.
     function, arguments = pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())
     pathlib.Path(sys.argv[2]).write_bytes(pickle.dumps(function(*arguments)))

@@ -1,4 +1,4 @@
-"""Steps of one's own that compute numbers and gradients from the batch, as cases of whole_batch.py."""
+"""Steps of one's own that take numbers and gradients of the batch in unusual ways, as cases of whole_batch.py."""
 
 import functools
 
@@ -16,12 +16,16 @@ class Step(keras.Model):
         self.network = keras.Sequential([keras.Input((6,)), hidden, keras.layers.Dense(4, activation="sigmoid")])
         self.mse, self.total, self.gradient = keras.losses.MeanSquaredError(), total, gradient or gradient_by_tape
         self.each = Each(reduction="none")
-        self.total_loss = keras.metrics.Mean(name="total")
+        self.total_loss, self.seen = keras.metrics.Mean(name="total"), keras.metrics.Mean(name="seen")
         self.center = self.add_weight(shape=(4,), initializer="zeros", trainable=False, name="center")
         self.products = self.add_weight(shape=(6, 4), initializer="zeros", trainable=False, name="products")
 
     def call(self, x):
         return self.network(x)
+
+    def values(self):
+        """TensorFlow's variables of the weights."""
+        return [one.value for one in self.network.trainable_variables]
 
     def train_step(self, data):
         x, y = data
@@ -100,14 +104,111 @@ def moving_averages(model, x, y):
     return model.mse(y, predicted - model.center) + 0.01 * tf.reduce_sum(tf.square(model.products))
 
 
+@tf.custom_gradient
+def fused(predicted, y):
+    """A mean square whose gradient is computed with it."""
+    with tf.GradientTape() as tape:
+        tape.watch(predicted)
+        loss = tf.reduce_mean(tf.square(predicted - y))
+    gradient = tape.gradient(loss, predicted)
+    return loss, lambda upstream: (upstream * gradient, None)
+
+
+def loss_with_its_gradient(model, x, y):
+    return fused(model(x), y)
+
+
+def change_of_weights_from_zero(model, x, y):
+    first, second = model.network.layers
+    change, bias = tf.zeros((8, 4)), tf.zeros((8,))
+    hidden = first(x)
+    with tf.GradientTape() as tape:
+        tape.watch([change, bias])
+        loss = tf.reduce_mean(tf.square((hidden + bias) @ (second.kernel + change) - y))
+    change, bias = (-one for one in tape.gradient(loss, [change, bias]))
+    return tf.reduce_mean(tf.square(second(hidden + bias) + hidden @ change - y))
+
+
+def metric_in_a_branch(model, x, y):
+    loss = model.mse(y, model(x))
+
+    def update():
+        model.seen.update_state(loss)
+        return 0
+
+    tf.cond(model.optimizer.iterations % 2 == 0, update, lambda: 0)
+    return loss + 0.0 * model.seen.result()
+
+
+def result_where_it_is_updated(model, x, y):
+    loss = model.mse(y, model(x))
+
+    def update():
+        model.seen.update_state(1.0)
+        return model.seen.result()
+
+    return loss * tf.cond(model.optimizer.iterations % 2 == 0, update, lambda: tf.ones_like(loss))
+
+
+def loss_of_the_batch_in_a_map(model, x, y):
+    dice, predicted = keras.losses.Dice(), model(x)
+    return tf.reduce_sum(tf.vectorized_map(lambda one: dice(y, one * predicted), tf.constant([0.5, 1.0])))
+
+
+def loss_of_the_batch_in_a_branch(model, x, y):
+    dice, predicted = keras.losses.Dice(), model(x)
+    even = model.optimizer.iterations % 2 == 0
+    return tf.cond(even, lambda: dice(tf.sigmoid(y), predicted), lambda: dice(y, predicted))
+
+
+def gradients_of_the_graph(model, x, y, variables):
+    loss = tf.reduce_sum(tf.square(model(x) - y)) / 20.0
+    penalty = tf.add_n([tf.reduce_sum(tf.square(one)) for one in tf.gradients(loss, model.values())])
+    return loss, tf.gradients(loss + 0.01 * penalty, model.values())
+
+
+def hessian_of_the_graph(model, x, y, variables):
+    first, second = model.network.layers
+    bias = tf.identity(second.bias.value)
+    loss = tf.reduce_mean(tf.square(tf.tanh(first(x) @ second.kernel + bias) - y))
+    *gradients, last = tf.gradients(loss, model.values())
+    hessian = tf.hessians(loss, [bias])[0] + tf.eye(4)
+    return loss, [*gradients, tf.linalg.matvec(tf.linalg.inv(hessian), last)]
+
+
+def product_of_the_hessian(model, x, y, variables):
+    values = model.values()
+    with tf.autodiff.ForwardAccumulator(values, [tf.ones_like(one) for one in values]) as accumulator:
+        with tf.GradientTape() as tape:
+            loss = model.mse(y, model(x)) + keras.losses.Dice()(y, model(x))
+        gradients = tape.gradient(loss, values)
+    return loss, [one + 0.1 * accumulator.jvp(one) for one in gradients]
+
+
+def newton(model, x, y):
+    bias = model.network.layers[1].bias.value
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as tape:
+            loss = model.mse(y, model(x))
+        gradient = tape.gradient(loss, bias)
+    return loss + tf.stop_gradient(tf.reduce_sum(outer.jacobian(gradient, bias)))
+
+
+TOTALS = (
+    *(norm_of_gradients, two_inner_steps, attacked, sums, vectors, moving_averages, loss_with_its_gradient),
+    *(change_of_weights_from_zero, metric_in_a_branch, result_where_it_is_updated),
+    *(loss_of_the_batch_in_a_map, loss_of_the_batch_in_a_branch, newton),
+)
+GRADIENTS = (gradient_by_persistent_tape, gradients_of_the_graph, hessian_of_the_graph, product_of_the_hessian)
 CASES = {
-    "norm_of_gradients": functools.partial(Step, norm_of_gradients),
-    "two_inner_steps": functools.partial(Step, two_inner_steps),
-    "attacked": functools.partial(Step, attacked),
+    **{total.__name__: functools.partial(Step, total) for total in TOTALS},
     "attacked_by_sums": functools.partial(Step, functools.partial(attacked, reduce=tf.reduce_sum)),
     "attacked_by_means": functools.partial(Step, functools.partial(attacked, reduce=tf.reduce_mean)),
-    "sums": functools.partial(Step, sums),
-    "vectors": functools.partial(Step, vectors),
-    "moving_averages": functools.partial(Step, moving_averages),
-    "persistent_tape": functools.partial(Step, None, gradient_by_persistent_tape),
+    **{gradient.__name__: functools.partial(Step, None, gradient) for gradient in GRADIENTS},
+}
+# On several replicas -> what the error names.
+REFUSED = {
+    "newton": "tf.GradientTape.jacobian",
+    "hessian_of_the_graph": "tf.hessians",
+    "product_of_the_hessian": "tf.autodiff.ForwardAccumulator",
 }

@@ -109,41 +109,8 @@ class Wrapped(keras.Sequential):
         return super().train_step((x * 2, y))
 
 
-class Noisy(keras.Model):
-    """Uses every kind of random numbers, and every kind of state that a checkpoint must hold."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden = keras.Sequential([keras.Input((6,)), layers.Dense(8), layers.Dropout(0.5)])
-        self.head = layers.Dense(3)
-        self.seed_generator = keras.random.SeedGenerator(1)
-        self.counts = {"steps": [tf.Variable(0)]}
-        self.averages = self.add_weight(shape=(8, 3), trainable=False, initializer="zeros")
-        self.loss_tracker = keras.metrics.Mean(name="mean_loss")
-
-    def call(self, x):
-        return self.head(self.hidden(x))
-
-    def train_step(self, data):
-        x, y = data
-        x = ops.cast(x, "float32")
-        noise = keras.random.normal(ops.shape(x), seed=self.seed_generator)
-        more = tf.random.uniform(tf.shape(x), -1.0, 1.0)
-        with tf.GradientTape(persistent=True) as tape:
-            logits = self.head(self.hidden(x + noise + more, training=True))
-            loss = ops.mean(keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True))
-        for optimizer, layer in zip(self.other_optimizers, (self.hidden, self.head), strict=True):
-            optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
-        self.counts["steps"][0].assign_add(1)
-        self.averages.assign(0.9 * self.averages + 0.1 * self.head.kernel)
-        self.loss_tracker.update_state(loss)
-        drawn = [tf.reshape(one, [-1]) for one in (noise, more)]
-        distinct = tf.size(tf.unique(tf.concat(drawn, axis=0))[0])
-        return {"mean_loss": self.loss_tracker.result(), "loss": loss, "distinct": distinct}
-
-
 class Improper(keras.Model):
-    """Its step is a function, such as one of `STEPS`, which cannot be distributed."""
+    """Its step is a function, which cannot be distributed."""
 
     def __init__(self, step):
         super().__init__()
@@ -194,9 +161,6 @@ COUNT = itertools.count()
 
 def applies_foreign(model, gradients, loss):
     FOREIGN["optimizer"].apply(gradients, model.net.trainable_variables)
-
-
-STEPS = {step.__name__: step for step in (assigns, repeats, returns_vector, returns_tensor, applies_foreign)}
 
 
 def batches(*arrays, batch_size=8):

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import functools
+import json
 import pathlib
 import subprocess
 import time
@@ -120,6 +121,17 @@ def children(parent: int) -> list[int]:
     except psutil.NoSuchProcess:
         return []
     return [child.pid for child in found if _query(child.status, psutil.STATUS_ZOMBIE) != psutil.STATUS_ZOMBIE]
+
+
+def tasks(parent: int) -> dict[tuple[str, int], int]:
+    """The ids of the processes that a process has started with a TF_CONFIG, by type and index of their tasks."""
+    found = {pid: json.loads(environment(pid).get("TF_CONFIG") or "{}").get("task") for pid in children(parent)}
+    return {(task["type"], task["index"]): pid for pid, task in found.items() if task}
+
+
+def running(mark: str) -> list[str]:
+    """The command lines that contain `mark`, of all processes of this machine."""
+    return [line for line in map(command_line, psutil.pids()) if mark in line]
 
 
 def command_line(pid: int) -> str:

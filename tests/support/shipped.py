@@ -58,7 +58,7 @@ def smaller(name: str) -> c.Config:
         config.data.batch_size, config.model["group_size"], config.model["widths"] = 64, 16, (8, 16, 16)
     if name in PER_REPLICA:
         config.data.batch_size = 16
-        config.data.evaluation_split = config.checkpoint.best_metric = None
+    config.data.train_split, config.data.evaluation_split = "train", config.data.evaluation_split and "test"
     config.data.source = {"target": "tfdist.zoo.sources:synthetic", "shape": shape, "num_test_examples": 16}
     config.data.source["num_examples"] = 4 * config.data.batch_size
     if name in JPEGS:
@@ -128,6 +128,8 @@ def all_counts(name: str, folder: pathlib.Path) -> dict[int | str, list[float]]:
     found, alone = {}, {}
     for key in (*counts, *(["unchanged"] if name in PER_REPLICA else [])):
         config = smaller(name)
+        if name in PER_REPLICA:
+            config.data.evaluation_split = config.checkpoint.best_metric = None
         # Two replicas have eight images each. With fewer, some variances over 1x1 pixels are near 0.
         unchanged = 2 if name in APPLICATIONS else counts[-1]
         config.cluster.logical_devices = unchanged if key == "unchanged" else key

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from launching import free_ports, run_all, worker_environment
 
-from tfdist.training import checkpointing
-
 SAME_RUN = "tests/configs/same_run.py"
 
 
@@ -59,11 +57,18 @@ def assert_same_bits(first: Mapping[str, np.ndarray], second: Mapping[str, np.nd
     assert [name for name in first if first[name].tobytes() != second[name].tobytes()] == []
 
 
-def cut_back(workdir: pathlib.Path, copy: pathlib.Path, step: int = 20) -> pathlib.Path:
-    """Copies a finished run as it would be, had it been killed before the checkpoint of `step`, the last one."""
+def saved_steps(workdir: pathlib.Path) -> list[int]:
+    """The steps of the checkpoints, in order."""
+    return sorted(int(path.name.removeprefix("step-")) for path in workdir.glob("checkpoints/step-????????"))
+
+
+def cut_back(workdir: pathlib.Path, copy: pathlib.Path, newest: int | None = None) -> pathlib.Path:
+    """Copies a finished run as it would be, had it been killed after the checkpoint of `newest`; None: of the last."""
     shutil.copytree(workdir, copy)
-    (copy / checkpointing.FINISHED).unlink()
-    shutil.rmtree(copy / "checkpoints" / f"step-{step:08d}")
+    (copy / "finished.json").unlink()
+    for step in saved_steps(copy) if newest is not None else ():
+        if step > newest:
+            shutil.rmtree(copy / "checkpoints" / f"step-{step:08d}")
     return copy
 
 

@@ -1,7 +1,8 @@
-"""Trains small models with losses and metrics that see the whole batch: by Keras on one device, and by tfdist."""
+"""Small trainings whose losses, metrics and steps see the whole batch, as cases of fits.py."""
 
 import functools
 
+import fits
 import keras
 import numpy as np
 import own_numbers
@@ -16,6 +17,7 @@ X = RANDOM.normal(size=(22, 6)).astype("float32")  # In batches of 8 the last ha
 Y = RANDOM.integers(0, 2, (22, 4)).astype("float32")
 WEIGHTS = RANDOM.uniform(0.2, 2.0, 22).astype("float32")
 WORDS = (RANDOM.integers(1, 9, (22, 5)) * (np.arange(5) < RANDOM.integers(1, 6, (22, 1)))).astype("int32")
+OF_WORDS = WORDS, np.repeat(Y[:, :1, None], 5, axis=1)
 
 bce, mse = keras.losses.BinaryCrossentropy(), keras.losses.MeanSquaredError(reduction="none")
 
@@ -48,6 +50,13 @@ class OwnCall(keras.losses.Loss):
         return ops.sum(ops.abs(true - predicted)) / ops.sum(ops.ones_like(true))
 
 
+class Masked(keras.losses.Loss):
+    """Receives Keras' mask with the predictions."""
+
+    def call(self, true, predicted):
+        return ops.mean(ops.square(true - predicted), axis=-1) * ops.sum(ops.ones_like(true[:, 0]))
+
+
 class MaxError(keras.metrics.Metric):
     """Its state is a maximum, and starts below zero."""
 
@@ -65,16 +74,17 @@ class MaxError(keras.metrics.Metric):
         self.largest.assign(-1.0)
 
 
+def bce_and_dice(true, predicted):
+    return bce(true, predicted) + dice(true, predicted)
+
+
 LOSSES = {
-    "bce_and_dice": lambda true, predicted: bce(true, predicted) + dice(true, predicted),
-    "Dice": keras.losses.Dice(),
-    "Tversky": keras.losses.Tversky(),
+    "bce_and_dice": bce_and_dice,
     "masked": masked,
     "contrastive": contrastive,
     "sum_of_batch": lambda true, predicted: ops.sum(ops.square(true - predicted)),
     "Nested": Nested(),
     "OwnCall": OwnCall(),
-    "axis_0": keras.losses.CosineSimilarity(axis=0),
     "reduced_to_sum": keras.losses.Dice(reduction="sum"),
 }
 
@@ -84,43 +94,15 @@ def dense():
     return keras.Sequential([keras.Input((6,)), hidden, keras.layers.Dense(4, activation="sigmoid")])
 
 
-class Measures(keras.layers.Layer):
-    """Updates a metric in its call with a mean of the batch. Shards may have unequal sizes."""
-
-    def __init__(self):
-        super().__init__()
-        self.size = keras.metrics.Mean(name="size")
-
-    def call(self, x):
-        self.size.update_state(keras.ops.mean(keras.ops.abs(x)))
-        return x
+def of_words():
+    words = keras.layers.Embedding(9, 4, mask_zero=True)
+    return keras.Sequential([keras.Input((None,), dtype="int32"), words, keras.layers.Dense(1, activation="sigmoid")])
 
 
-def measured():
-    return keras.Sequential([dense(), Measures()])
-
-
-class OwnStep(keras.Model):
-    """Calls losses and metrics in a step of its own, one of them on twice the examples."""
-
-    def __init__(self):
-        super().__init__()
-        self.network, self.largest = dense(), MaxError()
-        self.nested, self.tracker = Nested(), keras.metrics.Mean(name="loss")
-
-    def call(self, x):
-        return self.network(x)
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            predicted = self(x, training=True)
-            loss = self.nested(y, predicted) + keras.losses.Tversky()(y, predicted) + bce(y, predicted)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        self.tracker.update_state(loss)
-        self.largest.update_state(y, predicted)
-        return {"loss": self.tracker.result(), "max_error": self.largest.result()}
+def two_outputs():
+    x = keras.Input((6,))
+    hidden = keras.layers.Dense(8, activation="tanh")(x)
+    return keras.Model(x, [keras.layers.Dense(4, activation="sigmoid", name=name)(hidden) for name in ("a", "b")])
 
 
 class ChangesGradients(keras.Model):
@@ -172,38 +154,6 @@ CHANGES = {
 }
 
 
-class OwnLoss(keras.Model):
-    """Overrides compute_loss, and calls losses in it."""
-
-    def __init__(self):
-        super().__init__()
-        self.network = dense()
-
-    def call(self, x):
-        return self.network(x)
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return super().compute_loss(x, y, y_pred, sample_weight) + 0.5 * LOSSES["Nested"](y, y_pred)
-
-
-def two_outputs():
-    x = keras.Input((6,))
-    hidden = keras.layers.Dense(8, activation="tanh")(x)
-    return keras.Model(x, [keras.layers.Dense(4, activation="sigmoid", name=name)(hidden) for name in ("a", "b")])
-
-
-def of_words():
-    words = keras.layers.Embedding(9, 4, mask_zero=True)
-    return keras.Sequential([keras.Input((None,), dtype="int32"), words, keras.layers.Dense(1, activation="sigmoid")])
-
-
-class Masked(keras.losses.Loss):
-    """Receives Keras' mask with the predictions."""
-
-    def call(self, true, predicted):
-        return ops.mean(ops.square(true - predicted), axis=-1) * ops.sum(ops.ones_like(true[:, 0]))
-
-
 class WithScale(keras.Model):
     """Its loss uses a weight that is trained."""
 
@@ -211,88 +161,63 @@ class WithScale(keras.Model):
         super().__init__()
         self.network = dense()
         self.scale = self.add_weight(name="scale", initializer="ones")
+        self.build((None, 6))
 
     def call(self, x):
         return self.network(x)
 
-
-def with_scale():
-    model = WithScale()
-    model.build((None, 6))
-    return model, {"loss": lambda true, predicted: dice(true, model.scale * predicted) + ops.square(model.scale)}
+    def compile(self, optimizer):
+        super().compile(optimizer, lambda true, predicted: dice(true, self.scale * predicted) + ops.square(self.scale))
 
 
-def metric_of_batch(true, predicted):
-    return dice(true, predicted)
+def case(build, data=(X, Y), metrics=list, evaluates=True, **compiled):
+    """A function that makes the case of a model, compiled with what `metrics` returns."""
+
+    def compile_model():
+        model = build()
+        made = {"metrics": metrics()} if metrics is not list else {}
+        model.compile(keras.optimizers.SGD(0.1), **compiled, **made)
+        return model
+
+    return lambda: fits.Case(build=compile_model, data=data, options={"epochs": 2}, batch_size=8, evaluates=evaluates)
 
 
-def f1_score():
-    """Has one value per class."""
-    return keras.metrics.F1Score(threshold=0.5)
-
-
-CASES = {name: (dense, {"loss": loss}) for name, loss in LOSSES.items()} | {
-    "weights_in_the_loss": (with_scale, {}),
-    "own_step": (OwnStep, {}),
-    **{name: (functools.partial(ChangesGradients, change), {}) for name, change in CHANGES.items()},
-    **{name: (build, {}) for name, build in own_numbers.CASES.items()},
-    "by_hand": (UpdatesByHand, {}),
-    "own_loss": (OwnLoss, {"loss": LOSSES["Dice"]}),
-    "two_outputs": (two_outputs, {"loss": [LOSSES["Dice"], "mse"], "loss_weights": [0.3, 2.0]}),
-    "mask": (of_words, {"loss": Masked()}),
-    "mean_with_mask": (of_words, {"loss": "mse"}),
-    "mean_with_weights": (dense, {"loss": keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")}),
-    "xla": (dense, {"loss": LOSSES["bce_and_dice"], "jit_compile": True, "metrics": [MaxError]}),
-    "xla_with_mask": (of_words, {"loss": "mse", "jit_compile": True}),
-    "metrics": (measured, {"loss": "mse", "metrics": [MaxError, metric_of_batch, "mae", f1_score]}),
-    "weighted": (dense, {"loss": Nested(), "metrics": ["mae"]}),
-}
+def metrics():
+    """Of several kinds; F1Score has one value per class."""
+    return [MaxError(), dice, "mae", keras.metrics.F1Score(threshold=0.5)]
 
 
 # Without a loss in `compile`, nothing can be evaluated.
-OWN_STEPS = ("own_step", "by_hand", *CHANGES, *own_numbers.CASES)
-
-
-def data_of(name):
-    if name in ("mask", "mean_with_mask", "xla_with_mask"):
-        data = WORDS, np.repeat(Y[:, :1, None], 5, axis=1)
-        return (*data, np.repeat(WEIGHTS[:, None], 5, axis=1)) if name == "mean_with_mask" else data
-    if name == "two_outputs":
-        return X, [Y, 1 - Y]
-    return (X, Y, WEIGHTS) if name in ("mean_with_weights", "weighted") else (X, Y)
-
-
-def train(name, cluster):
-    keras.utils.set_random_seed(1)
-    build, options = CASES[name]
-    model = build()
-    if isinstance(model, tuple):
-        model, options = model
-    options = dict(options)
-    if "metrics" in options:
-        options["metrics"] = [one() if one in (MaxError, f1_score) else one for one in options["metrics"]]
-    model.compile(keras.optimizers.SGD(0.1), **options)
-    x, y, *weights = data_of(name)
-    weights = weights[0] if weights else None
-    if cluster is None:
-        history = model.fit(x, y, sample_weight=weights, batch_size=8, epochs=2, shuffle=False, verbose=0).history
-        values = [] if name in OWN_STEPS else model.evaluate(x, y, batch_size=7, verbose=0)
-    else:
-        history = tfdist.fit(
-            cluster, model, x, y, sample_weight=weights, batch_size=8, epochs=2, shuffle=False, verbose=0
-        ).history
-        values = [] if name in OWN_STEPS else tfdist.evaluate(cluster, model, x, y, batch_size=7, verbose=0)
-    # Those of single outputs' losses differ from Keras'.
-    results = {} if name in (*OWN_STEPS, "two_outputs") else model.get_metrics_result()
-    weights = [weight.tolist() for weight in model.get_weights()]
-    history = {name: np.asarray(value).tolist() for name, value in history.items()}
-    values = [np.ravel(value) for value in (*np.atleast_1d(np.asarray(values, dtype=object)), *results.values())]
-    return {"history": history, "values": np.concatenate([[], *values]).tolist(), "weights": weights}
+of_step = functools.partial(case, evaluates=False)
+CASES = {
+    **{name: case(dense, loss=loss) for name, loss in LOSSES.items()},
+    **{name: of_step(functools.partial(ChangesGradients, change)) for name, change in CHANGES.items()},
+    **{name: of_step(build) for name, build in own_numbers.CASES.items()},
+    "by_hand": of_step(UpdatesByHand),
+    "weights_in_the_loss": case(WithScale),
+    "two_outputs": case(two_outputs, (X, [Y, 1 - Y]), loss=[keras.losses.Dice(), "mse"], loss_weights=[0.3, 2.0]),
+    "mask": case(of_words, OF_WORDS, loss=Masked()),
+    "mean_with_mask": case(of_words, (*OF_WORDS, np.repeat(WEIGHTS[:, None], 5, axis=1)), loss="mse"),
+    "mean_with_weights": case(
+        dense, (X, Y, WEIGHTS), loss=keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    ),
+    "xla": case(dense, loss=bce_and_dice, jit_compile=True, metrics=lambda: [MaxError()]),
+    "xla_with_mask": case(of_words, OF_WORDS, loss="mse", jit_compile=True),
+    "metrics": case(dense, loss="mse", metrics=metrics),
+    "weighted": case(dense, (X, Y, WEIGHTS), loss=Nested(), metrics=lambda: ["mae"]),
+}
 
 
 def measure(names, devices):
-    """Trains the cases; returns their results by name. Names that begin with "keras:" are for Keras' own fit."""
+    """Trains the cases; returns their results, or the error of a refused one, by name; "keras:NAME" is Keras' own."""
     cluster = tfdist.connect(c.ClusterOptions(logical_devices=devices, connect_seconds=240))
-    keras_own = {name: train(name.removeprefix("keras:"), None) for name in names if name.startswith("keras:")}
-    with cluster.scope():
-        return keras_own | {name: train(name, cluster) for name in names if name not in keras_own}
+    found = {}
+    for name in names:
+        keras_own, _, of = name.rpartition(":")
+        try:
+            found[name] = fits.run(CASES[of], None if keras_own else cluster)
+        except (RuntimeError, ValueError) as error:
+            if of not in own_numbers.REFUSED:
+                raise
+            found[name] = str(error)
+    return found

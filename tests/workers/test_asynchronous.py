@@ -6,13 +6,12 @@ import pathlib
 import re
 import signal
 import subprocess
-import sys
 import time
 
-import psutil
+import processes
 import pytest
 import tensorflow as tf
-from launching import REPOSITORY, worker_environment
+from launching import REPOSITORY, python
 from topologies import arrays, records
 
 from tfdist import config as c
@@ -22,15 +21,6 @@ from tfdist.configs.laboratory.parameter_server import tasks
 from tfdist.zoo import prepare
 
 BATCHES = []
-
-
-def child(kind, index):
-    """The pid of the task that this process has started."""
-    for process in psutil.Process().children():
-        task = json.loads(process.environ().get("TF_CONFIG", '{"task": {}}'))["task"]
-        if task == {"type": kind, "index": index}:
-            return process.pid
-    raise LookupError((kind, index))
 
 
 def signals_a_worker(batch, seeds, *, training, number=int(signal.SIGKILL)):
@@ -44,7 +34,7 @@ def signals_a_worker(batch, seeds, *, training, number=int(signal.SIGKILL)):
             while not list(marker.parent.glob("checkpoints/step-*")) and time.monotonic() < deadline:
                 time.sleep(0.05)
             marker.touch()
-            os.kill(child("worker", 1), number)
+            os.kill(processes.tasks(os.getpid())["worker", 1], number)
         return images
 
     prepared = prepare.image(batch, seeds, training=training, scale=1 / 16)
@@ -54,21 +44,10 @@ def signals_a_worker(batch, seeds, *, training, number=int(signal.SIGKILL)):
     return prepared
 
 
-def left_behind(workdir):
-    """The command lines of processes that name the workdir."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            found.append(process.cmdline())
-        except psutil.Error:
-            continue
-    return [words for words in found if any(str(workdir) in word for word in words)]
-
-
 def asynchronous(workdir, *flags, code):
     """Runs the command, which must exit with `code` and leave no process; returns what it printed."""
     command = [
-        *(sys.executable, "-m", "tfdist", "asynchronous", "--config=configs/digits.py", f"--workdir={workdir}"),
+        *("-m", "tfdist", "asynchronous", "--config=configs/digits.py", f"--workdir={workdir}"),
         *("--config.cluster.connect_seconds=240", "--config.train.epochs=none", "--config.train.steps=150"),
         *("--config.learning_rate.warmup_epochs=0", "--config.learning_rate.peak=0.02"),
         *("--config.report.every.steps=50", "--config.report.every.epochs=none", "--config.report.tensorboard=false"),
@@ -76,13 +55,10 @@ def asynchronous(workdir, *flags, code):
         *("--config.checkpoint.export=false", *flags),
     ]
     paths = ":".join(str(REPOSITORY / folder) for folder in ("", "tests/workers", "tests/support"))
-    env = worker_environment(PYTHONPATH=paths, TO_KILL=str(workdir / "killed"))
-    done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == code, done.stdout + done.stderr
-    deadline = time.monotonic() + 60  # The kernel ends them with their parent, though not in the same instant.
-    while found := left_behind(workdir):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.1)
+    variables = {"PYTHONPATH": paths, "TO_KILL": str(workdir / "killed")}
+    done = python(*command, code=code, start=subprocess.run, **variables)
+    # The kernel ends them with their parent, though not in the same instant.
+    processes.until(lambda: not processes.running(str(workdir)), 60, lambda: str(processes.running(str(workdir))))
     return done
 
 
@@ -127,10 +103,9 @@ def test_other_launchers_need_tf_config():
     """Otherwise each of their processes would start its own workers and servers."""
     ranks = {f"OMPI_COMM_WORLD_{name}": "2" for name in ("SIZE", "LOCAL_SIZE")}
     ranks |= {f"OMPI_COMM_WORLD_{name}": "1" for name in ("RANK", "LOCAL_RANK")}
-    command = [sys.executable, "-m", "tfdist", "asynchronous", "--config=configs/digits.py"]
-    env = worker_environment(**ranks)
-    done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and "pid" not in done.stdout
+    command = ("-m", "tfdist", "asynchronous", "--config=configs/digits.py")
+    done = python(*command, code=1, start=subprocess.run, **ranks)
+    assert "pid" not in done.stdout
     assert "give each task a TF_CONFIG with chief, worker and ps (docs/consistency.md): this is already" in done.stderr
 
 

@@ -1,28 +1,21 @@
 """Keras callbacks under tfdist.fit: the same calls, decisions and files as under Keras' own fit."""
 
-import fcntl
 import json
-import os
 import pathlib
-import pty
 import re
 import signal
-import struct
-import subprocess
 import sys
-import termios
-import threading
 from typing import NamedTuple
 
 import followed as trained
-import forked
 import keras
 import numpy as np
 import on_workers
 import processes
 import pytest
 import tensorflow as tf
-from launching import REPOSITORY, run_all, train_command, worker_environment
+from launching import on_a_terminal, run_all, train_command, worker_environment
+from parameters import on_topologies, sizes
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tfdist
@@ -30,42 +23,6 @@ from tfdist import config as c
 from tfdist.keras_fit import callbacks
 from tfdist.training import loop, setup
 from tfdist.training.features import callback_state
-
-
-def on_a_terminal(command: list[str]) -> str:
-    """Runs a command whose output is a terminal; returns the output."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    process = forked.Popen(
-        command,
-        cwd=REPOSITORY,
-        env=worker_environment(TERM="xterm"),
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    parts: list[bytes] = []
-
-    def read() -> None:
-        try:
-            while part := os.read(ours, 65536):
-                parts.append(part)
-        except OSError:  # The process closed its end of the terminal.
-            pass
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        code = process.wait(timeout=1500)
-    finally:
-        process.kill()
-        process.wait()
-        reader.join()
-        os.close(ours)
-    text = b"".join(parts).decode(errors="replace")
-    assert code == 0, text
-    return text
 
 
 def is_killed(commands: list[list[str]], each: list[dict[str, str]]) -> None:
@@ -91,16 +48,6 @@ OF_KERAS["keras, slow"] = ["others", "executions", "batches", "cut_short", "not_
 TOLD = ("epochs", "batches", "executions", "cut_short")
 
 
-def on_topologies(*names: str) -> list:
-    """Parameters (topology, trial) for the trials of these names."""
-    return [
-        pytest.param(topology, trial, marks=[pytest.mark.slow] if "slow" in topology else [])
-        for topology, trials in TRIALS.items()
-        for trial in trials
-        if trial in names
-    ]
-
-
 class Followed(NamedTuple):
     """What a topology leaves behind: recorded results and output of each worker, and the directory of their files."""
 
@@ -115,17 +62,17 @@ def followed(tmp_path_factory):
 
     def follow(topology: str) -> Followed:
         directory = tmp_path_factory.mktemp("followed")
-        how = ["keras" if topology in OF_KERAS else "tfdist", 2 if "devices" in topology else 1, directory]
+        workers, devices = (1, 1) if topology in OF_KERAS else sizes(topology)
+        how = ["keras" if topology in OF_KERAS else "tfdist", devices, directory]
         trials = [*OF_KERAS.get(topology, ()), *TRIALS.get(topology, ()), *OF_TFDIST.get(topology, ())]
         if "resumed_after_kill" in trials:
             on_workers.call(trained.run, *how, "killed", run=is_killed)
         printed: list[str] = []
 
         def run(commands: list[list[str]], each: list[dict[str, str]]) -> None:
-            workers = "workers" in topology
-            printed.extend(run_all(commands, each, timeout=1500.0) if workers else [on_a_terminal(*commands)])
+            printed.extend(run_all(commands, each, timeout=1500.0) if workers > 1 else [on_a_terminal(*commands)])
 
-        results = on_workers.call(trained.run, *how, *trials, workers=2 if "workers" in topology else 1, run=run)
+        results = on_workers.call(trained.run, *how, *trials, workers=workers, run=run)
         return Followed(results, printed, directory)
 
     return processes.measure_groups(follow, ("keras", "two workers"))
@@ -137,13 +84,13 @@ def of_keras(followed, trial):
     return found[trial]
 
 
-@pytest.mark.parametrize(("topology", "trial"), on_topologies(*TOLD))
+@pytest.mark.parametrize(("topology", "trial"), on_topologies(TRIALS, (*TOLD, "not_finite", "others")))
 def test_callbacks_are_called_as_by_keras(followed, topology, trial):
     for worker in followed(topology).results:
         assert worker[trial]["seen"] == of_keras(followed, trial)["seen"]
 
 
-@pytest.mark.parametrize(("topology", "trial"), on_topologies(*TOLD, "own", "averaged"))
+@pytest.mark.parametrize(("topology", "trial"), on_topologies(TRIALS, (*TOLD, "own", "averaged")))
 def test_history_weights_and_rates_are_those_of_keras(followed, topology, trial):
     expected = of_keras(followed, trial)
     for worker in followed(topology).results:
@@ -154,27 +101,6 @@ def test_history_weights_and_rates_are_those_of_keras(followed, topology, trial)
         assert worker[trial]["rate"] == expected["rate"]
         for mine, theirs in zip(worker[trial]["weights"], expected["weights"], strict=True):
             np.testing.assert_allclose(mine, theirs, atol=1e-5)
-
-
-@pytest.mark.parametrize(("topology", "trial"), [("keras", "epochs"), *on_topologies("epochs")])
-def test_plateau_lowers_the_rate_on_every_replica(followed, topology, trial):
-    for worker in followed(topology).results:
-        assert worker[trial]["history"]["learning_rate"] == [0.5, 0.5, 0.25]
-        assert worker[trial]["rate"] == 0.125
-
-
-@pytest.mark.slow
-def test_terminate_on_nan_ends_training_as_in_keras(followed):
-    (worker,) = followed("two devices, slow").results
-    assert worker["not_finite"] == of_keras(followed, "not_finite")
-    assert not worker["not_finite"]["finite"]
-
-
-@pytest.mark.slow
-def test_evaluate_and_predict_call_their_callbacks(followed):
-    expected, (worker,) = of_keras(followed, "others"), followed("two devices, slow").results
-    assert worker["others"]["seen"] == expected["seen"]
-    np.testing.assert_allclose(worker["others"]["evaluated"], expected["evaluated"], atol=1e-5)
 
 
 @pytest.mark.slow
@@ -206,7 +132,7 @@ def test_the_chief_alone_writes_files(followed):
     assert lines[0] == "epoch,accuracy,loss,val_accuracy,val_loss" and len(lines) == 2
 
 
-@pytest.mark.parametrize(("topology", "trial"), on_topologies("own"))
+@pytest.mark.parametrize(("topology", "trial"), on_topologies(TRIALS, ["own"]))
 def test_callbacks_written_for_one_process_write_once(followed, topology, trial):
     keras_own, ours = followed("keras"), followed(topology)
     np.testing.assert_allclose(ours.results[0][trial]["rows"], of_keras(followed, trial)["rows"], atol=1e-5)
@@ -238,7 +164,7 @@ def test_callbacks_go_on_after_a_crash_as_if_nothing_had_happened(followed):
         assert ("log" in found["whole"]) == (rank == 0)
 
 
-@pytest.mark.parametrize(("topology", "trial"), on_topologies("averaged"))
+@pytest.mark.parametrize(("topology", "trial"), on_topologies(TRIALS, ["averaged"]))
 def test_swapped_averages_go_on_after_a_crash(followed, topology, trial):
     for worker in followed(topology).results:
         found = dict(worker[trial])

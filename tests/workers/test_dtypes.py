@@ -1,16 +1,11 @@
 """Tensors of several dtypes in one step, and statistics of float64 on three replicas."""
 
-import pathlib
-import sys
-
-import forked
 import keras
 import numpy as np
+import on_workers
 import pytest
 import tensorflow as tf
 import topologies
-from launching import worker_environment
-from processes import REPOSITORY
 
 from tfdist import config as c
 from tfdist.training import loop, setup
@@ -63,22 +58,13 @@ def start(workdir, objective, replicas=1, model=f"{__name__}:two_types", **train
     assert loop.train(setup.build_run(config, workdir)) == 0
 
 
+def start_on_three(workdir):
+    start(workdir, "wide_loss", replicas=3, precision="float16", clip_norm=1.0)
+
+
 def test_penalties_clipping_and_losses_of_several_dtypes_and_counters_of_float64(tmp_path):
     """In a process of its own, which has three devices."""
-    folders = [str(pathlib.Path(__file__).parent), str(REPOSITORY / "tests" / "support")]
-    code = (
-        f"import pathlib, sys; sys.path[:0] = {folders!r}; import test_dtypes; "
-        "options = dict(replicas=3, precision='float16', clip_norm=1.0); "
-        "test_dtypes.start(pathlib.Path(sys.argv[1]), 'wide_loss', **options)"
-    )
-    done = forked.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        capture_output=True,
-        env=worker_environment(),
-        cwd=REPOSITORY,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    on_workers.call(start_on_three, tmp_path)
     saved = topologies.arrays(tmp_path, step=3)
     assert saved["model/counter/steps"].dtype == np.float64
     assert saved["model/counter/steps"] in (0.0, 1.0, 2.0, 3.0)  # A step may have been skipped.

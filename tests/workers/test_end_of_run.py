@@ -18,12 +18,8 @@ QUICKLY = "--config.objective.seconds=0.0"
 OFTEN = "--config.cluster.heartbeat_seconds=1.0"
 
 
-def saved(workdir: pathlib.Path) -> list[str]:
-    return sorted(path.name for path in workdir.glob("checkpoints/step-????????"))
-
-
 def wait_for_steps(workdir: pathlib.Path, count: int = 1) -> None:
-    until(lambda: len(saved(workdir)) >= count, 120)
+    until(lambda: len(topologies.saved_steps(workdir)) >= count, 120)
 
 
 def test_a_stop_is_recorded_with_its_times(tmp_path):
@@ -38,7 +34,7 @@ def test_a_stop_is_recorded_with_its_times(tmp_path):
         output = process.communicate(timeout=120)[0].decode()
     seconds = time.time() - born
     assert process.returncode == interruption.EXIT_STOPPED, output
-    assert len(saved(tmp_path)) == 1 and run_state.read(tmp_path)["state"] == "stopped"
+    assert len(topologies.saved_steps(tmp_path)) == 1 and run_state.read(tmp_path)["state"] == "stopped"
     (start,) = read_back.read_starts(tmp_path)
     assert start["end"] == "stopped" and f"saved at step {start['step']} in " in output
     parts = start["seconds"]

@@ -14,7 +14,7 @@ import processes
 import pytest
 import tensorflow as tf
 import topologies
-from launching import REPOSITORY, worker_environment
+from launching import python
 from parameters import slow, slow_except
 
 from tfdist import config as c
@@ -78,10 +78,7 @@ def fails(capsys):
 )
 def test_a_wrong_flag_ends_main_at_once(tmp_path, option, message):
     command = topologies.command(tmp_path / "run", option, config="configs/digits.py")
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=180
-    )
-    assert done.returncode == 1
+    done = python(*command[1:], code=1, start=subprocess.run)
     assert message in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
 

@@ -17,20 +17,8 @@ from topologies import environments
 RUN_EACH = REPOSITORY / "tests/scripts/examples/run_each.py"
 # In these nothing is drawn at random on a replica, and the data is not shuffled.
 EXACT = ("simclr", "ocr_ctc", "seq2seq_transformer")
-# How far losses may be from Keras' in the last epoch, relative to it.
-SIMILAR = {
-    # The loss falls from 175 to 6 in 40 epochs. Over 10 seeds of the noise, from the same weights, it ends at 6.2 under
-    # Keras and at 5.6 on one device, with standard deviations of 2.1 and 2.0. After 6 epochs it is 103 and 101, but the
-    # deviations are 10 and 11: too large for a comparison of single runs.
-    "vae": {"loss": 0.06},
-    "dcgan": {"d_loss": 0.2, "g_loss": 0.2},
-    "conditional_gan": {"d_loss": 0.2, "g_loss": 0.2},
-    "diffusion": {"n_loss": 0.15, "val_n_loss": 0.15},
-    "masked_autoencoder": {"loss": 0.15, "val_loss": 0.15},
-    "mixup": {"loss": 0.1, "val_loss": 0.1},
-    # It reports the critic's loss on the last batch only, which falls from 2.
-    "wgan_gp": {"d_loss": 1.0},
-}
+# These draw random numbers in their steps.
+DRAWING = ("vae", "dcgan", "conditional_gan", "diffusion", "masked_autoencoder", "mixup", "wgan_gp")
 # Epochs that are compared, if not two.
 EPOCHS_OF_EQUAL_DRAWS = {"mixup": 1}
 # Workers, and devices of each.
@@ -45,7 +33,7 @@ def found(tmp_path_factory):
 
     @functools.cache
     def results(
-        how: str, names: tuple[str, ...] = (*EXACT, *SIMILAR), *options: str
+        how: str, names: tuple[str, ...] = (*EXACT, *DRAWING), *options: str
     ) -> dict[str, tuple[dict, list[np.ndarray]]]:
         out = tmp_path_factory.mktemp("examples")
         workers, devices = TOPOLOGIES.get(how, (1, 1))
@@ -91,32 +79,21 @@ def test_tasks_of_keras_hub_train_as_they_are(found, topology, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SIMILAR)
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_with_random_numbers_the_losses_are_similar(found, topology, name):
-    (history, weights), (expected, expected_weights) = found(topology)[name], found("keras")[name]
-    assert list(history) == list(expected)
-    assert [one.shape for one in weights] == [one.shape for one in expected_weights]
-    for key, part in SIMILAR[name].items():
-        np.testing.assert_allclose(history[key][-1], expected[key][-1], rtol=0, atol=part * abs(expected[key][0]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SIMILAR)
+@pytest.mark.parametrize("name", DRAWING)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_with_the_same_random_numbers_the_numbers_are_those_of_keras(found, topology, name):
-    names = tuple(f"{one}:{EPOCHS_OF_EQUAL_DRAWS.get(one, 2)}" for one in SIMILAR)
+    names = tuple(f"{one}:{EPOCHS_OF_EQUAL_DRAWS.get(one, 2)}" for one in DRAWING)
     assert_close(found(topology, names, "--same_draws")[name], found("keras", names, "--same_draws")[name])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SIMILAR)
+@pytest.mark.parametrize("name", DRAWING)
 def test_two_devices_and_two_workers_draw_the_same_numbers(found, name):
     assert_close(found("two devices")[name], found("two workers")[name])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*EXACT, *SIMILAR])
+@pytest.mark.parametrize("name", [*EXACT, *DRAWING])
 def test_two_workers_killed_in_the_second_epoch_resume_to_the_same_bits(found, tmp_path, name):
     options = ["-m", "tfdist.run", f"--workdir={tmp_path / 'runs'}", str(RUN_EACH), str(tmp_path)]
     paths = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}

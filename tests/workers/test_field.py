@@ -5,11 +5,10 @@ import json
 import re
 import sys
 
-import forked
 import numpy as np
 import processes
 import pytest
-from launching import REPOSITORY, worker_environment
+from launching import REPOSITORY, python
 
 sys.path.insert(0, str(REPOSITORY))
 
@@ -102,6 +101,18 @@ def name(script):
     return f"{script.parent.name}/{script.stem}"
 
 
+@pytest.fixture
+def run(tmp_path):
+    """Runs a script that has this text, in one of `trial.WAYS`."""
+
+    def start(text, way="two workers"):
+        script = tmp_path / "script.py"
+        script.write_text(text)
+        return trial.run(script, way)
+
+    return start
+
+
 @pytest.mark.slow
 def test_what_losses_and_metrics_draw_is_the_same_on_any_number_of_devices():
     (script,) = trial.scripts(["losses/ties_at_random"])
@@ -125,35 +136,27 @@ def test_two_devices_give_what_keras_gives():
 
 
 @pytest.mark.parametrize("way", ["one worker", "two workers"])
-def test_what_a_script_registers_for_its_end_runs_once_after_an_error(tmp_path, way):
-    script = tmp_path / "script.py"
-    script.write_text(ENDS)
-    found = trial.run(script, way)
+def test_what_a_script_registers_for_its_end_runs_once_after_an_error(run, way):
+    found = run(ENDS, way)
     assert set(found.codes) == {1} and "KeyError" in found.outputs[0]
     assert [output.count("saved once\n") for output in found.outputs] == [1, 0][: len(found.codes)]
 
 
 @pytest.mark.slow
-def test_a_worker_that_writes_while_the_others_train_is_named(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SAVES)
-    found = trial.run(script, "two workers")
+def test_a_worker_that_writes_while_the_others_train_is_named(run):
+    found = run(SAVES)
     assert 0 not in found.codes and "worker 1 is at script.py:6" in "".join(found.outputs), found.outputs
 
 
-def test_workers_that_run_different_lines_are_named(tmp_path):
-    script = tmp_path / "script.py"
+def test_workers_that_run_different_lines_are_named(run):
     lines = ["import os", "other = '\"index\": 1' in os.environ['TF_CONFIG']", "if other:", "    os.mkdir('a')"]
-    script.write_text("\n".join([*lines, "else:", "    os.mkdir('b')", ""]))
-    found = trial.run(script, "two workers")
+    found = run("\n".join([*lines, "else:", "    os.mkdir('b')", ""]))
     assert found.codes[0] == 1 and "does not run the same lines of the script as worker 0" in found.outputs[0]
     assert "script.py:6" in found.outputs[0]
 
 
-def test_files_are_written_once_and_a_name_and_weights_that_differ_are_named(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(FILES)
-    found = trial.run(script, "two workers")
+def test_files_are_written_once_and_a_name_and_weights_that_differ_are_named(run):
+    found = run(FILES)
     files = ["final.json", "log.txt", "made", "mapped", "part.txt", "script.py"]
     expected = [1, "part", True, ["x.npy"], 8.0, *["one\ntwo\n"] * 2, "made/twice", files]
     assert found.found == [[{"found": expected}]] * 2, found.outputs
@@ -167,19 +170,15 @@ def test_data_that_each_worker_draws_by_the_time_are_named():
     assert trial.verdict(script, found, found, "two workers")[0] == "refused", found.outputs
 
 
-def test_a_worker_that_is_lost_in_a_loop_with_a_strategy_is_named(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(LOST)
-    found = trial.run(script, "two workers")
+def test_a_worker_that_is_lost_in_a_loop_with_a_strategy_is_named(run):
+    found = run(LOST)
     assert found.codes == [76, -9] and "worker 1 (host" in found.outputs[0] and "is lost" in found.outputs[0]
     assert "sum 12.0" in found.outputs[0] and "sum" not in found.outputs[1]
 
 
 @pytest.mark.slow
-def test_data_that_differ_between_workers_are_named(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(DIFFERENT)
-    found = trial.run(script, "two workers")
+def test_data_that_differ_between_workers_are_named(run):
+    found = run(DIFFERENT)
     words = "the first batch of the epoch of worker 1"
     assert found.codes == [0, 0] and [output.count(words) for output in found.outputs] == [0, 1]
 
@@ -220,9 +219,7 @@ def test_a_layer_that_mixes_rows_is_named_and_is_right_with_whole_calls(tmp_path
     script, found = tmp_path / "script.py", []
     script.write_text(MIXES)
     for words in ([], ["-m", "tfdist.run", "--logical_devices=2", "--whole_calls=true"]):
-        command = [sys.executable, *words, str(script)]
-        done = forked.run(command, env=worker_environment(), capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
+        done = python(*words, script)
         (line,) = [line for line in done.stdout.splitlines() if line.startswith("R")]
         found.append(np.concatenate([np.ravel(one) for one in json.loads(line[1:])]))
     output = done.stdout + done.stderr

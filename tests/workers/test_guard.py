@@ -125,7 +125,7 @@ def test_a_callbacks_state_in_its_class_is_resumed_and_what_cannot_be_saved_is_n
     """The class counts epochs, by which the hook sets the learning rate."""
     flags = [hooks("of_class", "opaque"), SETTABLE, "--config.checkpoint.every.epochs=1"]
     codes, outputs = train(tmp_path / "whole", flags, 1)
-    again = cut_back(tmp_path / "whole", tmp_path / "resumed", step=6)
+    again = cut_back(tmp_path / "whole", tmp_path / "resumed", newest=3)
     found = train(again, flags, 1)
     assert codes + found[0] == [0, 0], outputs + found[1]
     names = ("numbers (count)", "bytes (bytearray)", "slotted (Slotted)")

@@ -76,26 +76,15 @@ watching.wait_until_finished(3.0 if what == "behind" else 60.0)
 """
 
 
-class Workers:
-    """Worker processes that run."""
-
-    def __init__(self, processes):
-        self.processes = processes
-
-    def hit(self, rank, number):
-        self.processes[rank].send_signal(number)
-
-    def ends(self, ranks):
-        """Waits for the end of these, which a busy machine may delay; returns their exit codes and errors."""
-        said = [self.processes[rank].communicate(timeout=120)[1] for rank in ranks]
-        return [self.processes[rank].returncode for rank in ranks], said
-
-
-@contextlib.contextmanager
-def started(commands, environments, popen=forked.Popen):
+def started(commands, environments):
     """Starts workers, whose errors go to a pipe of their own; none is left behind."""
-    with processes.started(commands, environments, popen=popen, text=True, stderr=subprocess.PIPE) as found:
-        yield Workers(found)
+    return processes.started(commands, environments, text=True, stderr=subprocess.PIPE)
+
+
+def ends(workers, ranks):
+    """Waits for the end of these, which a busy machine may delay; returns their exit codes and errors."""
+    said = [workers[rank].communicate(timeout=120)[1] for rank in ranks]
+    return [workers[rank].returncode for rank in ranks], said
 
 
 # One group of workers starts at a time.
@@ -103,19 +92,13 @@ STARTING_GROUP = threading.Lock()
 
 
 @contextlib.contextmanager
-def plain(*tasks, seconds=2.0, hosts=None, beats=True):
-    """Starts workers that do these tasks and train nothing, on this host or as `on_two_hosts` says.
-
-    They have exchanged heartbeats, unless `beats` is False.
-    """
-    commands = [[sys.executable, "-c", WORKER, task, str(seconds)] for task in tasks]
+def plain(*tasks, beats=True):
+    """Starts workers that do these tasks and train nothing. They have exchanged heartbeats, unless `beats` is False."""
+    commands = [[sys.executable, "-c", WORKER, task, "2.0"] for task in tasks]
     with contextlib.ExitStack() as stack:
         with STARTING_GROUP:
-            environments = topologies.environments(len(tasks))
-            if hosts:
-                commands, environments = on_two_hosts(hosts, commands)
-            workers = stack.enter_context(started(commands, environments))
-            for process in workers.processes:
+            workers = stack.enter_context(started(commands, topologies.environments(len(tasks))))
+            for process in workers:
                 assert process.stdout.readline() == "ready\n", process.communicate()[1]
         if beats:
             time.sleep(1.6)  # The second beat names a step.
@@ -145,10 +128,10 @@ def play(scene):
     """Runs the group of a scene; returns how its workers have ended."""
     with plain(*scene.tasks, beats=scene.beats) as workers:
         if scene.victim is not None:
-            workers.hit(scene.victim, scene.number)
-        both = [workers.processes[rank].communicate(timeout=120) for rank in scene.ends]
-        codes = [workers.processes[rank].returncode for rank in scene.ends]
-        return Ended(codes, [errors for _, errors in both], [output for output, _ in both], workers.processes)
+            workers[scene.victim].send_signal(scene.number)
+        both = [workers[rank].communicate(timeout=120) for rank in scene.ends]
+        codes = [workers[rank].returncode for rank in scene.ends]
+        return Ended(codes, [errors for _, errors in both], [output for output, _ in both], workers)
 
 
 def killed_or_stopped(number, victim):
@@ -193,14 +176,6 @@ def on_two_hosts(hosts, commands):
     cluster = [{"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}} for rank in range(3)]
     environments = [worker_environment(TF_CONFIG=json.dumps(one)) for one in cluster]
     return [[*hosts[rank == 2], *command] for rank, command in enumerate(commands)], environments
-
-
-def assert_lost_on_both_sides(codes, said, workers, seconds):
-    """Asserts that n9's workers name n10's, and n10's the chief, after `seconds` without a heartbeat."""
-    assert codes == [LOST] * 3, said
-    silent = (seconds, SEEN_WITHIN)
-    assert_named({0: said[0], 1: said[1]}, 2, workers.processes[2], host="n10", silent=silent)
-    assert_named({2: said[2]}, 0, workers.processes[0], host="n9", silent=silent)
 
 
 def assert_named(said, lost, process, *, host=None, silent, step=r"\d+"):
@@ -259,30 +234,21 @@ def test_a_chief_that_is_busy_without_letting_threads_run_is_not_lost():
 def test_a_worker_that_is_stopped_while_it_is_busy_is_named():
     with plain("run", "busy") as workers:
         time.sleep(3.0)
-        assert workers.processes[0].poll() is None
-        workers.hit(1, STOP)
-        codes, said = workers.ends([0])
+        assert workers[0].poll() is None
+        workers[1].send_signal(STOP)
+        codes, said = ends(workers, [0])
     assert codes == [LOST]
-    assert_named({0: said[0]}, 1, workers.processes[1], silent=(2.0, SEEN_WITHIN))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(namespaces_missing() is not None, reason=namespaces_missing() or "")
-def test_workers_on_both_sides_of_a_pulled_cable_name_each_other():
-    with two_hosts() as hosts, plain("run", "run", "run", hosts=hosts) as workers:
-        set_cable(hosts[1], "down")
-        codes, said = workers.ends([0, 1, 2])
-        assert_lost_on_both_sides(codes, said, workers, 2.0)
+    assert_named({0: said[0]}, 1, workers[1], silent=(2.0, SEEN_WITHIN))
 
 
 @pytest.mark.slow
 def test_workers_continue_after_all_were_stopped_together():
     with plain("run", "run") as workers:
         for number in (STOP, signal.SIGCONT):
-            for process in workers.processes:
+            for process in workers:
                 process.send_signal(number)
             time.sleep(3.5)
-        assert [process.poll() for process in workers.processes] == [None, None]
+        assert [process.poll() for process in workers] == [None, None]
 
 
 def test_a_worker_prints_all_stacks_when_its_calls_never_end(ended):
@@ -315,11 +281,11 @@ def test_workers_that_have_finished_wait_for_each_other_and_are_not_lost(ended):
 def test_a_worker_that_is_lost_before_the_end_is_named_by_those_that_wait_there():
     with plain("leave", "leave", "run") as workers:
         time.sleep(1.0)
-        assert [process.poll() for process in workers.processes] == [None] * 3
-        workers.hit(2, KILL)
-        codes, said = workers.ends([0, 1])
+        assert [process.poll() for process in workers] == [None] * 3
+        workers[2].send_signal(KILL)
+        codes, said = ends(workers, [0, 1])
         assert codes == [LOST, LOST]
-        assert_named({0: said[0], 1: said[1]}, 2, workers.processes[2], silent=(0.0, SEEN_WITHIN))
+        assert_named({0: said[0], 1: said[1]}, 2, workers[2], silent=(0.0, SEEN_WITHIN))
 
 
 @pytest.mark.slow
@@ -345,11 +311,24 @@ def test_a_slow_callback_or_save_does_not_end_the_run(ended):
     assert ended("slow callback").codes == [0, 0] and ended("slow callback").said == ["", ""]
 
 
-ABSENT = """
-import time
+# What workers begin with that connect, and do nothing else.
+CONNECTS = """
+import os, signal, socket, struct, sys, time
+import tensorflow as tf
 from tfdist import config
 from tfdist.cluster import process_exit, strategy
+from tfdist.cluster.devices import gpu_software, replicas
 from tfdist.cluster.several_workers import multi_worker
+"""
+
+
+def ends_of_two(program):
+    """Runs two workers, which connect; returns their exit codes, errors and pids."""
+    with started([[sys.executable, "-c", CONNECTS + program]] * 2, topologies.environments(2)) as workers:
+        return *ends(workers, [1, 0]), [process.pid for process in workers]
+
+
+ABSENT = """
 count = multi_worker.count_connected
 def count_soon(made, monitor, seconds, one):
     time.sleep(600 * monitor.rank)
@@ -362,20 +341,13 @@ process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions(connect
 @pytest.mark.slow
 def test_a_worker_that_does_not_reach_the_first_all_reduce_is_named():
     """As where NCCL cannot connect: TensorFlow waits without a limit."""
-    with started([[sys.executable, "-c", ABSENT]] * 2, topologies.environments(2)) as workers:
-        codes, said = workers.ends([0, 1])
-        pid = workers.processes[1].pid
+    codes, said, pids = ends_of_two(ABSENT)
     assert codes == [LOST, LOST], said
-    line = rf"the first all-reduce did not end within 8 s \(.*\): worker 1 \(host .*, pid {pid}\) did not reach it"
+    line = rf"the first all-reduce did not end within 8 s \(.*\): worker 1 \(host .*, pid {pids[1]}\) did not reach it"
     assert all(re.search(line, text) for text in said), said
 
 
 RESET = """
-import socket, struct
-import tensorflow as tf
-from tfdist import config
-from tfdist.cluster import process_exit, strategy
-from tfdist.cluster.devices import replicas
 def reset():
     cluster = strategy.connect(config.ClusterOptions(connect_seconds=240.0))
     if cluster.rank == 1:
@@ -390,21 +362,15 @@ process_exit.run_and_exit(reset)
 @pytest.mark.slow
 def test_workers_whose_connection_is_reset_say_so():
     """By a firewall, for example: both live. Over gRPC they ended with 76, and over TCP with 1 and a stack."""
-    with started([[sys.executable, "-c", RESET]] * 2, topologies.environments(2)) as workers:
-        codes, said = workers.ends([0, 1])
+    codes, said, _ = ends_of_two(RESET)
     assert codes == [LOST, LOST], said
-    for rank, text in enumerate(said):
+    for rank, text in zip((1, 0), said, strict=True):
         line = rf"tfdist: worker {rank}: worker (0|1) \(host .*\) has no connection with worker (0|1) \(host .*\): .*"
         match = re.fullmatch(rf"{line}\. Restart all workers", text.splitlines()[-1])  # After those of the start.
         assert match and match[1] != match[2] and "Traceback" not in text, text
 
 
 COMPILING = """
-import sys
-from tfdist import config
-from tfdist.cluster import process_exit, strategy
-from tfdist.cluster.several_workers import multi_worker
-from tfdist.cluster.devices import gpu_software
 build = {"cuda_compute_capabilities": ["sm_70", "compute_80"]}
 found = gpu_software.facts([{"device_name": "NVIDIA H100", "compute_capability": (9, 0)}], build, {})
 gpu_software.describe = lambda env: found
@@ -420,16 +386,11 @@ process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions()).leav
 @pytest.mark.slow
 def test_the_first_all_reduce_may_compile_kernels():
     """Where the driver compiles them from PTX, 120 s may not be enough."""
-    with started([[sys.executable, "-c", COMPILING]] * 2, topologies.environments(2)) as workers:
-        codes, said = workers.ends([0, 1])
+    codes, said, _ = ends_of_two(COMPILING)
     assert codes == [0, 0] and all("within 600.0 s\n" in text for text in said), said
 
 
 DYING = """
-import os, signal, time
-from tfdist import config
-from tfdist.cluster import process_exit, strategy
-from tfdist.cluster.several_workers import multi_worker
 def die(planned, addresses):
     time.sleep(5)  # The watchdogs start meanwhile, also on a busy machine.
     os.kill(os.getpid(), signal.SIGKILL)
@@ -441,11 +402,9 @@ process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions(connect
 
 @pytest.mark.slow
 def test_a_worker_that_dies_before_its_server_listens_is_named_at_once():
-    with started([[sys.executable, "-c", DYING]] * 2, topologies.environments(2)) as workers:
-        pid = workers.processes[1].pid
-        codes, said = workers.ends([1, 0])
+    codes, said, pids = ends_of_two(DYING)
     assert codes == [-KILL, -KILL], said
-    line = rf"tfdist: worker 0: worker 1 \(host .*, pid {pid}\) is lost: last heartbeat .*\. Restart all workers\n"
+    line = rf"tfdist: worker 0: worker 1 \(host .*, pid {pids[1]}\) is lost: last heartbeat .*\. Restart all workers\n"
     assert re.fullmatch(line, said[1]), said
 
 
@@ -473,13 +432,13 @@ def training(workdir, *options):
 
 def await_steps(workdir, workers):
     """Waits until the training has reported steps."""
-    deadline = time.monotonic() + 240
-    path = workdir / "metrics.jsonl"
-    while not path.exists() or path.read_text().count('"train"') < 20:
-        for process in workers.processes:
-            assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+
+    def reported():
+        assert all(process.poll() is None for process in workers), workers[0].communicate()
+        path = workdir / "metrics.jsonl"
+        return path.exists() and path.read_text().count('"train"') >= 20
+
+    processes.until(reported, 240)
     time.sleep(1.5)
 
 
@@ -489,10 +448,10 @@ def test_a_training_ends_when_a_worker_is_stopped(tmp_path):
     command = training(tmp_path, "--config.cluster.heartbeat_seconds=6")
     with started([command] * 3, topologies.environments(3)) as workers:
         await_steps(tmp_path, workers)
-        workers.hit(1, STOP)
-        codes, said = workers.ends([0, 2])
+        workers[1].send_signal(STOP)
+        codes, said = ends(workers, [0, 2])
         assert codes == [LOST, LOST], said
-        assert_named({0: said[0], 2: said[1]}, 1, workers.processes[1], silent=(6.0, SEEN_WITHIN))
+        assert_named({0: said[0], 2: said[1]}, 1, workers[1], silent=(6.0, SEEN_WITHIN))
 
 
 @pytest.mark.slow
@@ -501,8 +460,11 @@ def test_a_training_ends_on_both_sides_of_a_pulled_cable(tmp_path):
     with two_hosts() as hosts, started(*on_two_hosts(hosts, [training(tmp_path)] * 3)) as workers:
         await_steps(tmp_path, workers)
         set_cable(hosts[1], "down")
-        codes, said = workers.ends([0, 1, 2])
-        assert_lost_on_both_sides(codes, said, workers, 10.0)
+        codes, said = ends(workers, [0, 1, 2])
+        assert codes == [LOST] * 3, said
+        # n9's workers name n10's, and n10's the chief.
+        assert_named({0: said[0], 1: said[1]}, 2, workers[2], host="n10", silent=(10.0, SEEN_WITHIN))
+        assert_named({2: said[2]}, 0, workers[0], host="n9", silent=(10.0, SEEN_WITHIN))
 
 
 @pytest.mark.slow

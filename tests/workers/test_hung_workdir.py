@@ -36,10 +36,6 @@ ROWS = [(*row, workers) for workers in WORKERS for row in PHASES if row not in A
 QUICK = [("save", "write", "1")]
 
 
-def saved(workdir):
-    return {path.name for path in workdir.glob("checkpoints/step-????????")}
-
-
 @pytest.mark.parametrize(("phase", "call", "workers"), slow_except(ROWS, QUICK))
 def test_a_run_whose_workdir_hangs_ends(tmp_path, phase, call, workers):
     """It waited without a limit, and named neither the workdir nor a worker that was lost."""
@@ -54,10 +50,10 @@ def test_a_run_whose_workdir_hangs_ends(tmp_path, phase, call, workers):
     commands = [command] * len(environments)
     with started(commands, environments, popen=subprocess.Popen) as processes:
         if phase == "training":
-            hung.until(lambda: saved(workdir))
+            hung.until(lambda: topologies.saved_steps(workdir))
             disk.hang(call)
         disk.until_it_hangs()
-        before = saved(workdir)
+        before = topologies.saved_steps(workdir)
         if "killed" in workers:
             processes.pop().send_signal(signal.SIGKILL)
         outputs = [process.communicate(timeout=120)[0].decode() for process in processes]
@@ -69,9 +65,9 @@ def test_a_run_whose_workdir_hangs_ends(tmp_path, phase, call, workers):
         else:
             assert f" has waited for {workdir}" in output and "stall_seconds" in output, output
     # Training may go on, and its newest two are kept.
-    assert max(before, default="") <= max(saved(workdir), default="")
-    for name in saved(workdir):
-        checkpoint_format.verify(workdir / "checkpoints" / name)
+    assert max(before, default=0) <= max(topologies.saved_steps(workdir), default=0)
+    for path in workdir.glob("checkpoints/step-????????"):
+        checkpoint_format.verify(path)
 
 
 @pytest.mark.slow

@@ -4,10 +4,8 @@ import concurrent.futures
 import contextlib
 import json
 import os
-import pty
 import random
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -15,13 +13,11 @@ import sys
 import threading
 import time
 
-import forked
-import psutil
 import pytest
 import topologies
-from launching import REPOSITORY, assert_weights_agree, worker_environment
+from launching import REPOSITORY, assert_weights_agree, on_a_terminal, python, worker_environment
 from parameters import slow
-from processes import children, command_line, environment, until
+from processes import children, command_line, running, started, tasks, until
 
 from tfdist.checkpoint import directory
 from tfdist.cluster.control import listener
@@ -51,28 +47,17 @@ def die(): os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+def heed_hangup():
+    """Lets a launcher be ended by SIGHUP, which `nohup pytest` has it ignore."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def launched(command, **variables):
-    """Starts a launcher, with its output in one pipe; ends it and its workers."""
-    # `nohup pytest` would have the launcher ignore SIGHUP. Only the main thread can set a handler.
-    main = threading.current_thread() is threading.main_thread()
-    heeded = signal.signal(signal.SIGHUP, signal.SIG_DFL) if main else None
-    process = subprocess.Popen(
-        command,
-        cwd=REPOSITORY,
-        env=worker_environment(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-    )
-    if main:
-        signal.signal(signal.SIGHUP, heeded)
-    try:
+    """Starts a launcher, with its output in one pipe; ends it, and with it its workers."""
+    options = {"popen": subprocess.Popen, "text": True, "preexec_fn": heed_hangup}
+    with started([command], [worker_environment(**variables)], **options) as (process,):
         yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def launching(workdir, *options, own=("--workers=2",)):
@@ -91,20 +76,14 @@ def finish(process, timeout=240):
     return process.returncode, output
 
 
-def processes_with(mark):
-    """The ids of the processes that have `mark` in their command line."""
-    return [pid for pid in psutil.pids() if mark in command_line(pid)]
-
-
 def ready(process, workers=2):
     """The ids of the launcher's workers in the order of their ranks, once `workers` of them run."""
 
     def found():
         assert process.poll() is None, process.communicate()[0]
-        ids = [i for i in children(process.pid) if "tfdist.main" in command_line(i)]
-        ranks = {i: re.search(r'"index": (\d+)', environment(i).get("TF_CONFIG", "")) for i in ids}
-        running = {i: int(rank[1]) for i, rank in ranks.items() if rank}  # One may have ended meanwhile.
-        return sorted(running, key=running.get) if len(running) == workers else None
+        ids = tasks(process.pid)
+        started = len(ids) == workers and all("tfdist.main" in command_line(pid) for pid in ids.values())
+        return [pid for _, pid in sorted(ids.items())] if started else None
 
     return until(found)
 
@@ -158,10 +137,10 @@ def test_workers_end_when_the_launcher_is_killed(tmp_path):
         ready(process)
         time.sleep(random.uniform(0.0, 3.0))
         # A process that a worker starts has the worker's command line until it executes its own program.
-        assert len(processes_with(str(tmp_path))) >= 3
+        assert len(running(str(tmp_path))) >= 3
         process.kill()
         process.wait()
-        until(lambda: not processes_with(str(tmp_path)), 5)
+        until(lambda: not running(str(tmp_path)), 5)
 
 
 @pytest.mark.parametrize("times", [2, pytest.param(5, marks=pytest.mark.slow)])
@@ -174,7 +153,7 @@ def test_workers_end_when_the_launcher_is_killed_while_it_starts_them(tmp_path, 
             time.sleep(random.uniform(0.0, 0.02))
             process.kill()
             process.wait()
-            until(lambda: not processes_with(str(tmp_path)), 5)
+            until(lambda: not running(str(tmp_path)), 5)
 
 
 @pytest.mark.slow
@@ -187,8 +166,8 @@ def test_launcher_does_not_restart_after_a_users_error(tmp_path):
 
 # Name -> program of the workers, flags of the launcher, its exit code and a pattern of its output.
 EXITS = {
-    "finished": ("sys.exit(0)", {}, 0, ""),
-    "stopped": ("sys.exit(75)", {}, 75, ""),
+    "finished": ("sys.exit(0)", {}, 0, r"\A\Z"),
+    "stopped": ("sys.exit(75)", {}, 75, r"\A\Z"),
     # The worker that notices may be faster than the one that dies.
     "lost": (
         "time.sleep(0.4 * rank)\nif rank: die()\nsys.exit(76)",
@@ -253,6 +232,7 @@ signal.signal(signal.SIGTERM, stop), signal.signal(signal.SIGINT, stop), signal.
 print("listening")
 while True: time.sleep(0.1)
 """
+CASES = EXITS | SIGNALS
 SLOW_CASES = ("finished", "stopped", "usr1", "hangup", "ctrl-c too early")
 
 
@@ -278,35 +258,21 @@ def exit_after_signals(name, folder):
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
     """Name -> exit code and output of the cases of `EXITS` and `SIGNALS` that are not slow; three at a time."""
-    cases = [(exit_of, name) for name in EXITS] + [(exit_after_signals, name) for name in SIGNALS]
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         found = {
-            name: pool.submit(run, name, tmp_path_factory.mktemp("case"))
-            for run, name in cases
+            name: pool.submit(exit_of if name in EXITS else exit_after_signals, name, tmp_path_factory.mktemp("case"))
+            for name in CASES
             if name not in SLOW_CASES
         }
     return {name: future.result() for name, future in found.items()}
 
 
-def quick_or_slow(table):
-    """The names of the cases in a table; some are slow."""
-    return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW_CASES else name for name in table]
-
-
-@pytest.mark.parametrize("name", quick_or_slow(EXITS))
-def test_exit_code_is_that_of_the_first_failure(request, tmp_path, name):
-    _, _, code, words = EXITS[name]
-    got, output = exit_of(name, tmp_path) if name in SLOW_CASES else request.getfixturevalue("ended")[name]
-    assert got == code, output
-    assert re.search(words, output, re.MULTILINE) if words else output == ""
-
-
-@pytest.mark.parametrize("name", quick_or_slow(SIGNALS))
-def test_launcher_forwards_signals_and_waits_for_the_exit(request, tmp_path, name):
-    _, _, code, words = SIGNALS[name]
-    got, output = exit_after_signals(name, tmp_path) if name in SLOW_CASES else request.getfixturevalue("ended")[name]
-    assert got == code, output
-    assert re.search(words, output), output
+@pytest.mark.parametrize("name", [slow(name) if name in SLOW_CASES else name for name in CASES])
+def test_exit_code_is_that_of_the_first_failure_or_of_a_signal_that_is_forwarded(request, tmp_path, name):
+    *_, code, words = CASES[name]
+    run = exit_of if name in EXITS else exit_after_signals
+    got, output = run(name, tmp_path) if name in SLOW_CASES else request.getfixturevalue("ended")[name]
+    assert got == code and re.search(words, output, re.MULTILINE), output
 
 
 def test_output_has_whole_lines_with_the_rank(tmp_path):
@@ -323,18 +289,8 @@ else:
     print("hello")
     print("trouble", file=sys.stderr)
 """
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        supervising(program), cwd=REPOSITORY, env=worker_environment(), stdout=theirs, stderr=theirs
-    )
-    os.close(theirs)
-    written = b""
-    with contextlib.suppress(OSError):
-        while select.select([ours], [], [], 30)[0]:
-            written += os.read(ours, 4096)
-    os.close(ours)
-    assert process.wait(timeout=10) == 0, written
-    lines = written.decode().split("\r\n")
+    written = on_a_terminal(supervising(program), subprocess.Popen)
+    lines = written.split("\r\n")
     assert lines[-1] == "" and sorted(lines[:-1]) == ["[0] no end", "[0] saved", "[1] hello", "[1] trouble"], written
     assert lines.index("[0] saved") < lines.index("[0] no end"), written
 
@@ -362,9 +318,8 @@ else:
     ],
 )
 def test_launcher_refuses_wrong_flags_before_it_starts_workers(arguments, words):
-    command = [sys.executable, "-m", "tfdist.launch", *arguments]
-    done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and words in done.stdout + done.stderr, done
+    done = python("-m", "tfdist.launch", *arguments, code=1)
+    assert words in done.stdout + done.stderr, done
     assert "Traceback" not in done.stderr and "[0]" not in done.stdout
 
 
@@ -383,10 +338,8 @@ def test_launcher_passes_a_program_its_own_flags(tmp_path, start):
         "print(task['index'], os.environ['TF_CPP_MIN_LOG_LEVEL'], *sys.argv[1:])\n"
         "print('dlopen', file=sys.stderr)\n"
     )
-    line = [sys.executable, "-m", "tfdist.launch", *start, "--workers=5", "-h", "--", "x y"]
-    env = worker_environment(PYTHONPATH=str(REPOSITORY))
-    done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    line = ("-m", "tfdist.launch", *start, "--workers=5", "-h", "--", "x y")
+    done = python(*line, start=subprocess.run, cwd=tmp_path, PYTHONPATH=str(REPOSITORY))
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] {rank} 3 --workers=5 -h -- x y" for rank in range(2)]
     assert sorted(done.stderr.splitlines()) == [f"[{rank}] dlopen" for rank in range(2)]
 
@@ -401,12 +354,8 @@ def test_a_script_is_trained_once_over_all_workers(tmp_path):
         "model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])\nmodel.compile('sgd', 'mse')\n"
         "model.fit(x, x, batch_size=4, verbose=2)\nprint('trained', len(x))\n"
     )
-    env = worker_environment(PYTHONPATH=str(REPOSITORY))
-    words = [sys.executable, "-m", "tfdist.launch", "--workers=2"]
-    done = subprocess.run(
-        [*words, "--", "unchanged.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
+    words = ("-m", "tfdist.launch", "--workers=2", "--", "unchanged.py")
+    done = python(*words, start=subprocess.run, cwd=tmp_path, PYTHONPATH=str(REPOSITORY))
     assert done.stdout.count("trained 8") == 1 and "[0] worker 1 of 2" in done.stdout, done
 
 
@@ -455,10 +404,8 @@ def test_launcher_refuses_to_run_under_another_launcher(env, words):
 
 
 def test_the_refusal_is_one_line(tmp_path):
-    done = subprocess.run(
-        launching(tmp_path), cwd=REPOSITORY, env=worker_environment(**TWO), capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+    done = python(*launching(tmp_path)[1:], code=1, start=subprocess.run, **TWO)
+    assert done.stdout == "" and done.stderr.count("\n") == 1
     assert done.stderr.startswith("tfdist.launch: this is already process 1 of 2")
 
 
@@ -499,7 +446,7 @@ def test_ports_stay_reserved_and_workers_can_listen_at_them():
 
 def test_the_launcher_needs_no_tensorflow():
     code = "import sys, tfdist.launch; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, timeout=60).returncode == 0
+    python("-c", code, start=subprocess.run)
 
 
 def test_all_output_reaches_a_pipe_that_another_program_has_made_non_blocking():

@@ -2,7 +2,6 @@
 
 import pathlib
 import runpy
-import shutil
 
 import keras
 import numpy as np
@@ -11,7 +10,7 @@ import topologies
 from launching import REPOSITORY
 
 from tfdist import config as c
-from tfdist.training import checkpointing, execution, loop, setup
+from tfdist.training import execution, loop, setup
 
 # The examples of tests/configs/same_run.py come in their own order here, 48 a step: those of steps 5, 6 and 7.
 ITERATION = f"optimizer/{'SGD' if keras.__version__.startswith(('3.12', '3.13', '3.14')) else 'sgd'}/iteration"
@@ -33,11 +32,10 @@ def config(nonfinite: str, *steps: int, limit: int = 10) -> c.Config:
     return made
 
 
-def run(workdir: pathlib.Path, made: c.Config) -> dict[str, np.ndarray]:
-    """Trains in this process; returns every variable at the end."""
+def run(workdir: pathlib.Path, made: c.Config) -> None:
+    """Trains in this process."""
     keras.utils.clear_session()
     assert loop.train(setup.build_run(made, workdir)) == 0
-    return topologies.arrays(workdir)
 
 
 def options(*steps: int, nonfinite: str) -> list[str]:
@@ -86,21 +84,12 @@ def test_a_step_is_skipped_alike_on_any_topology(skipped, tmp_path, workers, dev
     assert topologies.records(tmp_path, "train")[-1]["skipped"] == 1
 
 
-def cut_back(workdir: pathlib.Path, copy: pathlib.Path, newest: int) -> pathlib.Path:
-    """Copies a finished run as it would be, had it been killed before any checkpoint after `newest`."""
-    shutil.copytree(workdir, copy)
-    (copy / checkpointing.FINISHED).unlink()
-    for path in copy.glob("checkpoints/step-*"):
-        if int(path.name[5:]) > newest:
-            shutil.rmtree(path)
-    return copy
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("newest", [4, 8])
 def test_a_run_that_skips_is_killed_and_resumed_to_the_same_bits(skipped, tmp_path, newest):
-    copy = cut_back(skipped, tmp_path / "run", newest)
-    topologies.assert_same_bits(run(copy, config("skip", 7, limit=1)), topologies.arrays(skipped))
+    copy = topologies.cut_back(skipped, tmp_path / "run", newest)
+    run(copy, config("skip", 7, limit=1))
+    topologies.assert_same_bits(topologies.arrays(copy), topologies.arrays(skipped))
     ours, theirs = (topologies.records(workdir, "train") for workdir in (copy, skipped))
     assert [(line["step"], line["skipped"]) for line in ours] == [(line["step"], line["skipped"]) for line in theirs]
 
@@ -123,8 +112,7 @@ def test_steps_are_skipped_in_half_precision(tmp_path, precision):
     made.model = dict(LINEAR)
     if precision == "bfloat16":  # In float16, the network's rectifiers make 0 of NaN.
         made.model = {"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "normalization": "sync_batch"}
-    keras.utils.clear_session()
-    assert loop.train(setup.build_run(made, tmp_path)) == 0
+    run(tmp_path, made)
     assert topologies.records(tmp_path, "train")[-1]["skipped"] == 2
     end = topologies.arrays(tmp_path, 8)
     assert all(np.isfinite(array.astype(np.float32)).all() for array in end.values())
@@ -137,9 +125,8 @@ def test_a_gradient_that_no_scale_of_the_loss_makes_finite_ends_the_run(tmp_path
     made.data.prepare = {"target": "tests.support.lab:with_epoch"}
     made.objective = {"target": "tests.support.lab:bad_gradient_from_epoch", "epoch": 0}
     made.train.precision = "float16"
-    keras.utils.clear_session()
     with pytest.raises(execution.DivergedError, match=r"The loss or a gradient is not finite in step 16\."):
-        loop.train(setup.build_run(made, tmp_path))
+        run(tmp_path, made)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +139,7 @@ def test_either_a_loss_or_a_gradient_that_is_not_finite_is_enough(tmp_path, obje
     made.data.batch_size = 480  # 3 steps an epoch.
     made.objective = {"target": f"tests.support.lab:{objective}", "epoch": 1}
     made.train.steps = 6
-    keras.utils.clear_session()
-    assert loop.train(setup.build_run(made, tmp_path)) == 0
+    run(tmp_path, made)
     assert topologies.records(tmp_path, "train")[-1]["skipped"] == 3
     before, after = (topologies.arrays(tmp_path, step) for step in (4, 6))
     assert after.pop(ITERATION) == 6 and before.pop(ITERATION) == 4
@@ -166,7 +152,6 @@ def test_gradients_of_float64_that_float32_cannot_hold_are_finite(tmp_path):
     made.model = {"target": "tests.support.lab:synchronised", "num_classes": 10}
     made.objective = {"target": "tests.support.lab:steep"}
     made.train.clip_norm, made.learning_rate.peak, made.train.steps = None, 1e-30, 1
-    keras.utils.clear_session()
-    assert loop.train(setup.build_run(made, tmp_path)) == 0
+    run(tmp_path, made)
     assert topologies.records(tmp_path, "train")[-1]["skipped"] == 0
     assert np.abs(topologies.arrays(tmp_path, 1)["model/logits/kernel"]).max() > 1e6

@@ -7,22 +7,117 @@ import re
 import keras
 import numpy as np
 import on_workers
-import pipeline_probe as probe
 import pytest
 import tensorflow as tf
 import topologies
-from launching import run_all
 from parameters import slow_except
-from processes import started, until
 
 from tfdist import config as c
-from tfdist.configs.courses import idris_resnet50
+from tfdist.cluster import strategy
 from tfdist.data import inputs as inputs_lib
-from tfdist.data import textbook
+from tfdist.data import pipelines, textbook
 from tfdist.training import loop, setup
+from tfdist.training import run as run_lib
 from tfdist.zoo import sources
 
 WORKERS = 2
+EXAMPLES, BATCH, STEPS, STARTS = 50, 8, 14, (9,)
+SEED = 5
+SPOILED = 37
+# How many examples were read and prepared.
+COUNTS = {"read": 0, "prepared": 0}
+CASES = {
+    "stream": {},
+    "fixed": {"shards": "fixed"},
+    "contiguous": {"shards": "contiguous"},
+    "textbook": {"pipeline": "textbook"},
+}
+
+
+def count(what: str, ids: tf.Tensor) -> tf.Tensor:
+    """Returns `ids`, and counts them when they are computed."""
+
+    def add(values):
+        COUNTS[what] += values.size
+        return values
+
+    counted = tf.numpy_function(add, [ids], tf.int64)
+    return tf.ensure_shape(counted, ids.shape)
+
+
+class Numbers:
+    """Examples that are their own numbers."""
+
+    def __init__(self, split: str):
+        self.split = split
+
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the examples `ids`."""
+        return {"image": count("read", ids)}
+
+
+def numbered(batch, seeds, *, training):
+    """Returns the ids of the examples, and their seeds."""
+    return {"id": count("prepared", batch["image"]), "seed": seeds[:, 1], "stream": seeds[:, 0]}
+
+
+def spoiled(batch, seeds, *, training):
+    """Makes a value of example `SPOILED` that is not finite."""
+    bad = tf.equal(batch["image"], SPOILED)[:, tf.newaxis]
+    return {"pair": tf.where(bad, tf.constant([0.0, np.nan]), 0.0)}
+
+
+def take(cluster, iterator, steps: int) -> dict[str, np.ndarray]:
+    """The next steps of this worker: name -> [steps, examples]."""
+    taken = []
+    for _ in range(steps):
+        local = cluster.strategy.experimental_local_results(next(iterator))
+        taken.append({name: np.concatenate([part[name].numpy() for part in local]) for name in local[0]})
+    return {name: np.stack([step[name] for step in taken]) for name in taken[0]}
+
+
+def measure(cluster, options: dict) -> dict[str, np.ndarray]:
+    """What one pipeline gives this worker from the start, and from later steps."""
+    data = c.Data(**{"source": {"target": f"{__name__}:Numbers"}, "batch_size": BATCH} | options)
+    config = c.Config(model={"target": "lab:linear"}, data=data, train=c.Train(steps=STEPS), seed=SEED)
+    train, test = (inputs_lib.open_source(config, split) for split in ("train", "test"))
+    inputs = pipelines.Inputs(
+        make_feed=pipelines.make_feed,
+        prepare=numbered,
+        prepare_all=numbered,
+        objective=lambda *args, **keywords: {},
+        adapt=None,
+        train_source=train,
+        evaluation_source=test,
+    )
+    sizes, shard = inputs_lib.make_sizes(config, inputs, cluster.num_replicas), run_lib.replica_shard(cluster)
+    made = inputs.make_feed(config, inputs, sizes, shard, cluster)
+    COUNTS.update(dict.fromkeys(COUNTS, 0))
+    found = take(cluster, made.open_training(0, STEPS), STEPS)
+    found |= {what: np.array(number) for what, number in COUNTS.items()}
+    for start in STARTS:
+        later = take(cluster, made.open_training(start, STEPS), STEPS - start)
+        found |= {f"{name} from {start}": values for name, values in later.items()}
+    dataset, steps = made.evaluation()
+    iterator = cluster.distribute(dataset)
+    kept = []
+    for _ in range(steps):
+        batches, masks = (cluster.strategy.experimental_local_results(part) for part in next(iterator))
+        for batch, mask in zip(batches, masks, strict=True):
+            kept += batch["id"].numpy()[mask.numpy()].tolist()
+    inputs = dataclasses.replace(inputs, prepare=spoiled)
+    searched = inputs.make_feed(config, inputs, sizes, shard, cluster).first_nonfinite
+    nonfinite = [searched(first, STEPS) or (0, "") for first in (1, STARTS[0] + 1)]
+    return found | {"evaluated": np.array(kept), "nonfinite": np.array(nonfinite, str)}
+
+
+def take_all(cases: list[str]) -> dict[str, np.ndarray]:
+    """What the pipelines of `cases` give this worker."""
+    cluster = strategy.connect(c.ClusterOptions(logical_devices=2, connect_seconds=240.0))
+    return {f"{case}/{key}": value for case in cases for key, value in measure(cluster, CASES[case]).items()}
 
 
 # The cases that are measured together; each takes a second of each worker.
@@ -35,7 +130,7 @@ def measured():
 
     @functools.cache
     def measure(slow):
-        return on_workers.call(probe.run, [case for case in probe.CASES if (case in QUICK) != slow], workers=WORKERS)
+        return on_workers.call(take_all, [case for case in CASES if (case in QUICK) != slow], workers=WORKERS)
 
     return measure
 
@@ -51,34 +146,34 @@ def of_step(workers, case):
     return np.sort(np.concatenate([worker[f"{case}/id"] for worker in workers], axis=1))
 
 
-@pytest.mark.parametrize("case", slow_except(probe.CASES, QUICK))
+@pytest.mark.parametrize("case", slow_except(CASES, QUICK))
 def test_an_epoch_has_each_example_once_and_a_resume_has_the_same_steps(workers, case):
-    epoch = probe.EXAMPLES // probe.BATCH
+    epoch = EXAMPLES // BATCH
     steps = of_step(workers, case)
     for first in (0, epoch):
-        assert len(set(steps[first : first + epoch].ravel())) == epoch * probe.BATCH
-    assert len({tuple(step) for step in steps}) == probe.STEPS
+        assert len(set(steps[first : first + epoch].ravel())) == epoch * BATCH
+    assert len({tuple(step) for step in steps}) == STEPS
     for worker in workers:
-        for start in probe.STARTS:
+        for start in STARTS:
             for name in ("id", "seed", "stream"):
                 np.testing.assert_array_equal(worker[f"{case}/{name} from {start}"], worker[f"{case}/{name}"][start:])
     evaluated = np.concatenate([worker[f"{case}/evaluated"] for worker in workers])
-    np.testing.assert_array_equal(np.sort(evaluated), np.arange(probe.EXAMPLES))
+    np.testing.assert_array_equal(np.sort(evaluated), np.arange(EXAMPLES))
 
 
 @pytest.mark.parametrize("case", ["textbook"])
 def test_the_textbook_batches_of_two_workers_are_those_of_one(workers, case):
-    data = c.Data(**{"source": {"target": "pipeline_probe:Numbers"}, "batch_size": probe.BATCH} | probe.CASES[case])
+    data = c.Data(**{"source": {"target": f"{__name__}:Numbers"}, "batch_size": BATCH} | CASES[case])
     source = inputs_lib.open_source(c.Config(model={}, data=data), "train")
     tf.random.set_seed(None)  # Shuffles depend on it: the workers have none, other tests may have set one.
-    dataset = textbook.training(source, probe.numbered, data, seed=probe.SEED)(0, probe.STEPS)
-    one = [np.sort(batch["id"]) for batch in dataset.take(probe.STEPS).as_numpy_iterator()]
+    dataset = textbook.training(source, numbered, data, seed=SEED)(0, STEPS)
+    one = [np.sort(batch["id"]) for batch in dataset.take(STEPS).as_numpy_iterator()]
     np.testing.assert_array_equal(of_step(workers, case), one)
 
 
-@pytest.mark.parametrize("case", slow_except(probe.CASES, QUICK))
+@pytest.mark.parametrize("case", slow_except(CASES, QUICK))
 def test_a_worker_reads_and_prepares_its_rows_only(workers, case):
-    taken = probe.STEPS * probe.BATCH
+    taken = STEPS * BATCH
     for worker in workers:
         read, prepared = worker[f"{case}/read"], worker[f"{case}/prepared"]
         if case in ("stream", "fixed", "contiguous"):
@@ -89,13 +184,13 @@ def test_a_worker_reads_and_prepares_its_rows_only(workers, case):
             assert min(read, prepared) >= taken
 
 
-@pytest.mark.parametrize("case", slow_except(probe.CASES, QUICK))
+@pytest.mark.parametrize("case", slow_except(CASES, QUICK))
 def test_the_worker_that_reads_a_nonfinite_value_names_its_step_and_example(workers, case):
     for worker in workers:
-        for (step, text), start in zip(worker[f"{case}/nonfinite"], (0, *probe.STARTS), strict=True):
-            reads = np.flatnonzero((worker[f"{case}/id"][start:] == probe.SPOILED).any(axis=1)) + start + 1
+        for (step, text), start in zip(worker[f"{case}/nonfinite"], (0, *STARTS), strict=True):
+            reads = np.flatnonzero((worker[f"{case}/id"][start:] == SPOILED).any(axis=1)) + start + 1
             assert int(step) == (reads[0] if reads.size else 0)
-            place = rf"pair\[1\] of the prepared example {probe.SPOILED} of the split 'train' is nan"
+            place = rf"pair\[1\] of the prepared example {SPOILED} of the split 'train' is nan"
             place = r"pair\[1\] of row \d of a replica's batch is nan" if case == "textbook" else place
             assert re.fullmatch(f"in step {step}, {place}" if reads.size else "", text)
 
@@ -104,7 +199,7 @@ def test_the_worker_that_reads_a_nonfinite_value_names_its_step_and_example(work
 def test_fixed_shards_give_an_example_to_the_same_worker_always(workers, case):
     def place(numbers):
         """The worker of an example, and its place there."""
-        places = divmod(numbers, probe.EXAMPLES // WORKERS)
+        places = divmod(numbers, EXAMPLES // WORKERS)
         return places if case == "contiguous" else divmod(numbers, WORKERS)[::-1]
 
     for rank, worker in enumerate(workers):
@@ -157,35 +252,6 @@ def test_both_pipelines_call_compute_average_loss_and_strategy_reduce(digits, mo
     assert set(called) == {("compute_average_loss", 96), ("reduce", None)}
 
 
-@pytest.mark.slow
-def test_the_idris_config_has_the_losses_of_the_default_pipeline_in_one_order(tmp_path, own_process):
-    def make(name, **data):
-        keras.utils.clear_session()
-        config = idris_resnet50.get_config()
-        assert config.data.pipeline == "textbook" and config.data.shuffle
-        config.model = {"target": "tests.support.lab:linear", "input_shape": (32, 32, 3)}
-        config.data = dataclasses.replace(config.data, evaluation_split=None, **data)
-        config.train.steps, config.report.every.steps, config.report.tensorboard = 8, 1, False
-        config.checkpoint.every.steps, config.checkpoint.best_metric = 8, None
-        return setup.build_run(config, tmp_path / name)
-
-    examples = {"target": "tfdist.zoo.sources:synthetic", "shape": (32, 32, 3), "num_examples": 300}
-    textbook_run = make("textbook", source=examples)
-    batches = list(textbook_run.feed.training(0, 8).take(8).as_numpy_iterator())
-    order = {f"{name}_train": np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-    np.savez(tmp_path / "order.npz", **order)
-    recorded = {"target": "tfdist.zoo.sources:npz", "path": str(tmp_path / "order.npz")}
-    prepared = {"target": "tfdist.zoo.prepare:identity"}
-    default = {"source": recorded, "prepare": prepared, "pipeline": "stream", "shuffle": False}
-    assert loop.train(textbook_run) == loop.train(make("stream", **default)) == 0
-    reports = [topologies.records(tmp_path / name, "train") for name in ("textbook", "stream")]
-    losses, expected = ([(line["loss"], line["accuracy"]) for line in lines] for lines in reports)
-    assert losses == expected and len({*losses}) == 8
-    # Two epochs of four steps, in different orders.
-    first, second = np.split(order["label_train"], 2)
-    assert not np.array_equal(first, second)
-
-
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_the_textbook_pipeline_shuffles_if_the_config_says_so(shuffle):
     options = c.Data(source={}, batch_size=4, shuffle=shuffle)
@@ -219,26 +285,3 @@ def test_both_pipelines_have_the_same_losses_on_two_workers_without_a_shuffle(tm
 def test_an_invalid_pipeline_is_refused_with_what_to_do(digits, data, message):
     with pytest.raises(ValueError, match=message):
         digits("refused", **data)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["--config.data.pipeline=textbook", "--config.data.shards=fixed"])
-def test_two_workers_that_are_killed_resume_to_the_bit(option, tmp_path):
-    config = "tests/configs/interrupted.py"
-    quickly = "--config.objective.seconds=0.0"
-    topologies.train(tmp_path / "whole", option, quickly, workers=2, config=config)
-    command = topologies.command(tmp_path / "killed", option, config=config)
-    for victim in (1, 0):
-        with started([command] * 2, topologies.environments(2)) as processes:
-            old = newest(tmp_path)
-            until(lambda old=old: newest(tmp_path) > old, 240, lambda: "no checkpoint was saved", pause=0.05)
-            processes[victim].kill()
-            outputs = [process.communicate(timeout=120)[0].decode() for process in processes]
-        assert "is lost" in outputs[1 - victim]
-    run_all([command] * 2, topologies.environments(2))
-    topologies.assert_same_bits(*(topologies.arrays(tmp_path / name, 96) for name in ("whole", "killed")))
-
-
-def newest(tmp_path):
-    """The newest step that the killed run has saved; 0: none."""
-    return max((int(path.name[5:]) for path in tmp_path.glob("killed/checkpoints/step-????????")), default=0)

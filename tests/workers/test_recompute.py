@@ -1,23 +1,22 @@
 """Activations are computed again in the backward pass, and no number changes: `train.recompute`, `keras.RematScope`."""
 
 import dataclasses
-import functools
 import itertools
-import json
 import re
 import runpy
-import sys
 
-import forked
 import keras
 import lab
+import numpy as np
+import on_workers
 import processes
 import pytest
 import tensorflow as tf
 import topologies
-from launching import REPOSITORY, worker_environment
+from launching import REPOSITORY
 from parameters import slow_except
 
+import tfdist
 from tfdist import config as c
 from tfdist.training import loop, setup
 from tfdist.training.step.layers import remat_scopes
@@ -148,24 +147,49 @@ def test_two_workers_and_two_devices_make_the_bits_of_runs_without(tmp_path):
         assert all((found[key] == array).all() for key, array in kept.items())
 
 
-@functools.cache
-def of_script():
-    """The numbers that tests/scripts/remat.py prints on two devices."""
-    names = [f"{step}:{way}" for step in ("fit", "own") for way in ("kept", *MODES)]
-    line = [sys.executable, "-m", "tfdist.run", "--logical_devices=2", "tests/scripts/remat.py", *names]
-    done = forked.run(line, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+class OwnStep(keras.Model):
+    """Computes and applies its gradients itself."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def train_in_scopes():
+    """Trains by `tfdist.fit` on two devices, in float64, with and without a step of the model's own.
+
+    Returns:
+        (class of the model, mode of the scope) -> the weights and the predictions.
+    """
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    cluster, found = tfdist.connect(c.ClusterOptions(logical_devices=2)), {}
+    draws = np.random.default_rng(0)
+    x, y = draws.integers(0, 20, (32, 6)), draws.integers(0, 3, 32)
+    for kind, mode in itertools.product((keras.Model, OwnStep), (None, *MODES)):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(0)
+        with cluster.scope(), keras.RematScope(mode, layer_names=["block_0", "block_1"]):
+            inputs = keras.Input((6,))
+            z = keras.layers.LSTM(8)(keras.layers.Embedding(20, 8, mask_zero=True)(inputs))
+            for number in range(2):
+                z = lab.Block(8, name=f"block_{number}")(z)
+            model = kind(inputs, keras.layers.Dense(3)(keras.layers.Concatenate()([z, 2 * z])))
+            model.compile(keras.optimizers.SGD(0.5), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        tfdist.fit(cluster, model, x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
+        found[kind.__name__, mode] = [*model.get_weights(), tfdist.predict(cluster, model, x, verbose=0)]
+    return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("step", "way"),
-    list(itertools.product(("fit", "own"), MODES)),
-)
-def test_what_a_script_recomputes_by_keras_has_its_numbers(step, way):
-    found = of_script()
-    assert found[f"{step}:{way}"] == pytest.approx(found[f"{step}:kept"], rel=1e-11)
+def test_what_a_fit_recomputes_by_keras_has_its_numbers():
+    (found,) = on_workers.call(train_in_scopes)
+    for (kind, mode), arrays in found.items():
+        for one, kept in zip(arrays, found[kind, None], strict=True):
+            np.testing.assert_allclose(one, kept, rtol=1e-11, atol=1e-13, err_msg=f"{kind}, {mode}")
 
 
 @pytest.mark.parametrize(

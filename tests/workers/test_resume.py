@@ -36,19 +36,15 @@ pytestmark = pytest.mark.usefixtures("own_process")
 KILL, TERM, INT, USR1 = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
 
 
-def saved_steps(workdir: pathlib.Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in workdir.glob("checkpoints/step-????????"))
-
-
 def interrupt(command: list[str], workdir: pathlib.Path, workers: int, number: int, victim: int) -> list[str]:
     """Sends a signal to one worker at a random instant after a new checkpoint; returns the others' outputs.
 
     All must end soon, with the exit code that says why.
     """
-    old = set(saved_steps(workdir))
+    old = set(topologies.saved_steps(workdir))
     with started([command] * workers, topologies.environments(workers)) as processes:
         deadline = time.monotonic() + 120
-        while not set(saved_steps(workdir)) - old:
+        while not set(topologies.saved_steps(workdir)) - old:
             assert all(process.poll() is None for process in processes), processes[victim].communicate()[0].decode()
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -72,7 +68,10 @@ def interrupt(command: list[str], workdir: pathlib.Path, workers: int, number: i
         who = signal.Signals(number).name if victim == 0 else "another worker"
         assert f"stopped by {who} and saved" in outputs[0]
         # Saved where it stopped, and not before.
-        assert checkpoint_format.newest_valid(workdir / "checkpoints", pytest.fail).step == saved_steps(workdir)[-1]
+        assert (
+            checkpoint_format.newest_valid(workdir / "checkpoints", pytest.fail).step
+            == topologies.saved_steps(workdir)[-1]
+        )
     assert seconds < PATIENCE, f"{seconds} s\n{said}"
     assert not (workdir / checkpointing.FINISHED).exists()
     return outputs
@@ -107,7 +106,7 @@ def assert_same_run(whole: pathlib.Path, resumed: pathlib.Path) -> None:
             for key in ("loss", "accuracy", *(["learning_rate"] if kind == "train" else ["best"])):
                 assert ours[key] == pytest.approx(theirs[key], rel=1e-12), (ours, theirs)
     assert directory.read_best(whole / "checkpoints") == directory.read_best(resumed / "checkpoints")
-    assert saved_steps(whole) == saved_steps(resumed)
+    assert topologies.saved_steps(whole) == topologies.saved_steps(resumed)
 
 
 @pytest.mark.parametrize(
@@ -140,10 +139,10 @@ def test_a_run_resumes_on_another_number_of_workers(tmp_path):
     objective = "--config.objective={'target': 'tests.support.lab:slow_classification', 'seconds': 0.1}"
     command = topologies.command(moved, *options, objective)
     interrupt(command, moved, 2, KILL, 1)
-    between = saved_steps(moved)[-1]
+    between = topologies.saved_steps(moved)[-1]
     assert 4 <= between < 12
     interrupt(command, moved, 1, TERM, 0)
-    assert between < saved_steps(moved)[-1] < 20
+    assert between < topologies.saved_steps(moved)[-1] < 20
     run_all([command] * 2, topologies.environments(2))
     assert topologies.largest_difference(topologies.arrays(whole), topologies.arrays(moved)) < 1e-5
     losses = [np.array([line["loss"] for line in topologies.records(w, "train")]) for w in (whole, moved)]
@@ -196,13 +195,7 @@ def linear_for(epochs: int, **rate):
 @pytest.mark.slow
 def test_a_run_with_a_shortened_warmup_continues_as_the_longer_run_to_the_bit(tmp_path, capsys):
     def epochs(number):
-        def change(config):
-            config.model = {"target": "tests.support.lab:linear"}
-            config.objective = {"target": "tfdist.zoo.objectives:classification"}
-            config.train = c.Train(epochs=number)
-            config.learning_rate.warmup_epochs = 2
-
-        return change
+        return linear_for(number, warmup_epochs=2, schedule={"target": "tfdist.zoo.schedules:cosine"})
 
     whole, continued = tmp_path / "whole", tmp_path / "continued"
     assert loop.train(in_process(whole, epochs(3))) == 0
@@ -213,7 +206,7 @@ def test_a_run_with_a_shortened_warmup_continues_as_the_longer_run_to_the_bit(tm
     said = capsys.readouterr()
     assert re.search(r"changed: config\.train\.epochs: 1 was saved, now 3", said.out) and "shortened" not in said.err
     assert json.loads((continued / "config.json").read_text())["train"]["epochs"] == 3
-    last = saved_steps(whole)[-1]
+    last = topologies.saved_steps(whole)[-1]
     topologies.assert_same_bits(*(topologies.arrays(workdir, last) for workdir in (whole, continued)))
 
 
@@ -223,7 +216,7 @@ def test_any_checkpoint_can_be_evaluated_and_nothing_changes(uninterrupted, caps
     before = content(workdir)
     run = in_process(workdir)
     best = json.loads((workdir / "checkpoints" / "best.json").read_text())
-    steps = saved_steps(workdir)
+    steps = topologies.saved_steps(workdir)
     assert steps[-1] == STEPS and best["step"] in steps and len(steps) in (2, 3)
     evaluated = {line["step"]: line for line in topologies.records(workdir, "evaluation")}
     for which, step in (("newest", STEPS), ("best", best["step"]), (str(steps[0]), steps[0])):
@@ -245,9 +238,8 @@ def test_another_best_metric_starts_the_search_anew(tmp_path):
 
     def trained(epochs, metric, mode):
         def change(config):
-            config.model = {"target": "tests.support.lab:linear"}
-            config.objective = {"target": "tfdist.zoo.objectives:classification"}
-            config.train, config.evaluation.every = c.Train(epochs=epochs), c.Every(epochs=1)
+            linear_for(epochs)(config)
+            config.evaluation.every = c.Every(epochs=1)
             config.checkpoint.best_metric, config.checkpoint.best_mode = metric, mode
 
         assert loop.train(in_process(tmp_path, change), allow_config_changes=True) == 0
@@ -265,9 +257,7 @@ def test_another_best_metric_starts_the_search_anew(tmp_path):
 @pytest.mark.slow
 def test_after_a_damaged_newest_checkpoint_only_a_new_one_is_progress(uninterrupted, tmp_path, monkeypatch, capsys):
     """A job that dies before its first checkpoint was requeued for ever: the damaged one was newer than the start."""
-    workdir = tmp_path / "run"
-    shutil.copytree(uninterrupted(1), workdir)
-    (workdir / "finished.json").unlink()
+    workdir = topologies.cut_back(uninterrupted(1), tmp_path / "run")
     newest = workdir / "checkpoints" / f"step-{STEPS:08d}"
     (newest / "arrays.npz").write_bytes((newest / "arrays.npz").read_bytes()[:-1])
 
@@ -315,7 +305,7 @@ def test_an_evaluation_without_a_finite_loss_is_still_json(tmp_path, capsys):
     assert loop.train(run) == 0
     kernel = next(variable for variable in run.context.model.variables if variable.name == "kernel")
     path = checkpoint_format.find(run.checkpoints, "newest", print).path
-    arrays = topologies.arrays(workdir, saved_steps(workdir)[-1])
+    arrays = topologies.arrays(workdir, topologies.saved_steps(workdir)[-1])
     arrays[f"model/{kernel.path}"][:] = 3e38  # Weights that are not finite are refused; their products are not finite.
     checkpoint_format.write(path.parent, 999, arrays, {})
     capsys.readouterr()
@@ -353,7 +343,7 @@ def test_a_changed_config_is_refused_by_field_and_accepted_where_allowed(uninter
     assert content(workdir) == before
     assert loop.train(run, allow_config_changes=True) == 0
     assert "finished after step 100" in capsys.readouterr().out
-    assert saved_steps(workdir)[-1] == 100
+    assert topologies.saved_steps(workdir)[-1] == 100
     assert json.loads((workdir / "config.json").read_text())["learning_rate"]["peak"] == 1e-3
     assert reported(workdir)[-2:] == [("train", 100), ("evaluation", 100)]
     # Its config is now the new one.
@@ -368,15 +358,13 @@ def test_a_run_killed_on_another_machine_resumes_before_its_damaged_newest_check
     Each start leaves a record of its environment: a run that was resumed so kept no trace of the first machine.
     """
     monkeypatch.setattr(socket, "gethostname", lambda: "n2")
-    workdir = tmp_path / "run"
-    shutil.copytree(uninterrupted(1), workdir)
-    (workdir / "finished.json").unlink()
+    workdir = topologies.cut_back(uninterrupted(1), tmp_path / "run")
     newest = workdir / "checkpoints" / f"step-{STEPS:08d}"
     (newest / "arrays.npz").write_bytes((newest / "arrays.npz").read_bytes()[:-1])
     run = in_process(workdir)
     assert saved_checkpoint.evaluate_only(run, "newest") == 0
     said = capsys.readouterr()
-    assert json.loads(said.out.splitlines()[-1])["step"] == saved_steps(workdir)[-2]
+    assert json.loads(said.out.splitlines()[-1])["step"] == topologies.saved_steps(workdir)[-2]
     assert f"skipped a damaged checkpoint: {newest}/arrays.npz has" in said.err
     owner = workdir_lock.Owner(host="n7", pid=7, machine="boot id", start="9", heartbeat_seconds=0.5, nonce="abc")
     (workdir / workdir_lock.LOCK).write_text(json.dumps(dataclasses.asdict(owner)))
@@ -396,9 +384,7 @@ def test_a_run_killed_on_another_machine_resumes_before_its_damaged_newest_check
 
 
 def test_an_evaluation_that_is_interrupted_is_made_once_more_and_reported_once(uninterrupted, tmp_path):
-    workdir = tmp_path / "run"
-    shutil.copytree(uninterrupted(1), workdir)
-    (workdir / "finished.json").unlink()
+    workdir = topologies.cut_back(uninterrupted(1), tmp_path / "run")
     # As a stop in the middle of the last evaluation leaves it: saved, and not evaluated.
     last = workdir / "checkpoints" / f"step-{STEPS:08d}"
     state = checkpoint_format.verify(last).state | {"evaluated": 91}
@@ -410,13 +396,8 @@ def test_an_evaluation_that_is_interrupted_is_made_once_more_and_reported_once(u
 
 
 def test_the_best_is_marked_though_the_run_was_killed_before_it_could_be(uninterrupted, tmp_path):
-    workdir = tmp_path / "run"
-    shutil.copytree(uninterrupted(1), workdir)
-    (workdir / "finished.json").unlink()
-    best = directory.read_best(workdir / "checkpoints")
-    for step in saved_steps(workdir):
-        if step > best["step"]:
-            shutil.rmtree(workdir / "checkpoints" / f"step-{step:08d}")
+    best = directory.read_best(uninterrupted(1) / "checkpoints")
+    workdir = topologies.cut_back(uninterrupted(1), tmp_path / "run", newest=best["step"])
     (workdir / "checkpoints" / "best.json").unlink()
     opened, _ = opening.open_run(in_process(workdir))  # No more: nothing better shall be found.
     checkpointing.close(opened)
@@ -429,14 +410,14 @@ def test_a_second_start_in_a_live_workdir_is_refused_and_changes_nothing(tmp_pat
     # 48 s of training: time for the second start on a slow machine.
     command = topologies.command(tmp_path, "--config.objective.seconds=0.5", config=CONFIG)
     with started([command], topologies.environments(1)) as (killed,):
-        until(lambda: saved_steps(tmp_path), shown=lambda: killed.communicate()[0].decode())
+        until(lambda: topologies.saved_steps(tmp_path), shown=lambda: killed.communicate()[0].decode())
         killed.kill()
     with started([command], topologies.environments(1)) as (first,):
-        until(lambda: max(saved_steps(tmp_path)) > 8, shown=lambda: first.communicate()[0].decode())
+        until(lambda: max(topologies.saved_steps(tmp_path)) > 8, shown=lambda: first.communicate()[0].decode())
         beside = [command, [*command, "--mode=eval"]]
         codes, (refused, evaluated) = run(beside, [topologies.environments(1)[0]] * 2)
-        steps = saved_steps(tmp_path)
-        until(lambda: max(saved_steps(tmp_path)) > max(steps))
+        steps = topologies.saved_steps(tmp_path)
+        until(lambda: max(topologies.saved_steps(tmp_path)) > max(steps))
         first.terminate()
         output = first.communicate(timeout=300)[0].decode()
     assert first.returncode == interruption.EXIT_STOPPED, output

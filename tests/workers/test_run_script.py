@@ -5,11 +5,10 @@ import re
 import signal
 import sys
 
-import forked
 import numpy as np
 import processes
 import pytest
-from launching import REPOSITORY, run_all, worker_environment
+from launching import REPOSITORY, python, run_all, worker_environment
 from topologies import environments
 
 SCRIPT = "tests/scripts/unchanged.py"
@@ -114,9 +113,8 @@ def test_a_finished_script_trains_nothing(found):
     ],
 )
 def test_errors_show_the_script(tmp_path, fail, words):
-    line = [sys.executable, "-m", "tfdist.run", SCRIPT, f"--out={tmp_path / 'out'}", f"--fail={fail}"]
-    done = forked.run(line, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=900)
-    assert done.returncode == 1 and re.search(words, done.stderr), done.stderr
+    done = python("-m", "tfdist.run", SCRIPT, f"--out={tmp_path / 'out'}", f"--fail={fail}", code=1)
+    assert re.search(words, done.stderr), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -138,10 +136,8 @@ def test_errors_show_the_script(tmp_path, fail, words):
     ],
 )
 def test_a_wrong_command_line_is_refused(arguments, words):
-    done = forked.run(
-        [sys.executable, "-m", "tfdist.run", *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 1 and re.search(words, done.stderr), done.stderr
+    done = python("-m", "tfdist.run", *arguments, code=1)
+    assert re.search(words, done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -2,17 +2,25 @@
 
 import functools
 import json
+import os
 import platform
-import sys
+import socket
 
 import numpy as np
+import on_workers
 import pytest
 import topologies
 from launching import run_all
+from parameters import slow_except
+
+from tfdist import config as c
+from tfdist.cluster import strategy
+from tfdist.cluster.devices import replicas
+from tfdist.cluster.several_workers import multi_worker, tcp_ring
 
 pytestmark = pytest.mark.usefixtures("graph_optimizers")
 # (workers, logical devices of each)
-TOPOLOGIES = [(2, 2), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((3, 1), (1, 2), (2, 1)))]
+TOPOLOGIES = slow_except([(2, 2), (3, 1), (1, 2), (2, 1)], [(2, 2)])
 OVER_GRPC = "--config.communication.implementation=ring"
 GROUPS = ["--config.model.normalization=batch", "--config.model.group_size=12"]
 
@@ -54,9 +62,10 @@ def test_weights_slots_and_losses_are_those_of_one_device(one, trained, workers,
         assert ours["num_examples"] == theirs["num_examples"] == 355
 
 
-def test_a_run_of_four_replicas_resumes_on_two(trained, tmp_path):
-    moved = topologies.cut_back(trained(2, 2), tmp_path / "moved")
-    topologies.train(moved, devices=2)
+@pytest.mark.parametrize(("workers", "devices"), slow_except([(1, 2), (3, 1), (1, 8)], [(1, 2)]))
+def test_a_run_of_four_replicas_resumes_on_other_devices(trained, tmp_path, workers, devices):
+    moved = topologies.cut_back(trained(2, 2), tmp_path / "moved", newest=10)
+    topologies.train(moved, workers=workers, devices=devices)
     topologies.assert_resumed_as(trained(2, 2), moved)
 
 
@@ -90,10 +99,10 @@ def test_micro_batches_change_nothing(in_groups, tmp_path, workers):
 def test_every_example_is_evaluated_once_on_any_number_of_replicas(one, workers, devices):
     # 1,797 examples in batches of 60: the last batch has 57. 7 divides neither these nor the 48 of the training.
     right = []
-    for processes, replicas in ((1, 1), (workers, devices)):
-        options = ("--config.data.evaluation_split=all", f"--config.cluster.logical_devices={replicas}")
+    for count, each in ((1, 1), (workers, devices)):
+        options = ("--config.data.evaluation_split=all", f"--config.cluster.logical_devices={each}")
         line = topologies.command(one, "--mode=eval", *options)
-        outputs = run_all([line] * processes, topologies.environments(processes))
+        outputs = run_all([line] * count, topologies.environments(count))
         result = json.loads(outputs[0].splitlines()[-1])
         assert result["num_examples"] == 1797
         right.append(result["accuracy"] * 1797)
@@ -101,33 +110,26 @@ def test_every_example_is_evaluated_once_on_any_number_of_replicas(one, workers,
     np.testing.assert_allclose(right, round(right[0]), rtol=0, atol=1e-6)
 
 
-UNREACHABLE = """
-import json, os, socket, sys
-from tfdist import config
-from tfdist.cluster import process_exit, strategy
-from tfdist.cluster.devices import replicas
-from tfdist.cluster.several_workers import multi_worker, tcp_ring
-def closed():
-    made = socket.socket()
-    made.bind(("127.0.0.1", 0))  # No connection is accepted, as behind a firewall that rejects it.
-    return tcp_ring.Listener(socket=made, nonce="0")
-if '"index": 1' in os.environ["TF_CONFIG"]:
-    tcp_ring.listen = closed
-multi_worker._RING_SECONDS = 2.0
-def main():
-    cluster = strategy.connect(strategy.plan(config.ClusterOptions()))
-    values = cluster.all_gather([7]).tolist()
-    print(json.dumps([cluster.implementation, bool(replicas.rings), list(cluster.roster.notes), values]), flush=True)
+def connect_where_a_ring_is_unreachable():
+    """Connects workers of which the second accepts no connection, as behind a firewall that rejects it."""
+
+    def closed():
+        made = socket.socket()
+        made.bind(("127.0.0.1", 0))
+        return tcp_ring.Listener(socket=made, nonce="0")
+
+    if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+        tcp_ring.listen = closed
+    multi_worker._RING_SECONDS = 2.0
+    cluster = strategy.connect(strategy.plan(c.ClusterOptions()))
+    found = cluster.implementation, bool(replicas.rings), cluster.roster.notes, cluster.all_gather([7]).tolist()
     cluster.leave()
-    return 0
-process_exit.run_and_exit(main)
-"""
+    return found
 
 
 @pytest.mark.slow
 def test_workers_that_cannot_connect_their_ring_use_grpc():
-    for output in run_all([[sys.executable, "-c", UNREACHABLE]] * 2, topologies.environments(2)):
-        implementation, has_ring, notes, values = json.loads(output.splitlines()[-1])
+    for implementation, has_ring, notes, values in on_workers.call(connect_where_a_ring_is_unreachable, workers=2):
         assert implementation == "ring" and not has_ring and values == [[7], [7]]
         assert "2 workers could not connect for the ring over TCP: gRPC is used" in notes
 

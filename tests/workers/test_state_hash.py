@@ -1,12 +1,9 @@
 """The hashes of the state in metrics.jsonl: those of a resumed run, and of other replicas, continue one list."""
 
-import shutil
-
 import pytest
 import topologies
 
 from tfdist.tools.many_runs import compare
-from tfdist.training import checkpointing
 
 OPTIONS = [
     "--config.model={'target': 'tests.support.lab:linear', 'num_classes': 10}",
@@ -26,9 +23,7 @@ def test_a_resumed_run_continues_the_list_of_hashes(tmp_path):
     topologies.train(whole, *OPTIONS, "--config.report.state_hash=reports")
     changes = ["--config.learning_rate.peak=0.07", "--allow_config_changes"]
     for workdir, options in ((resumed, []), (changed, changes)):
-        shutil.copytree(whole, workdir)
-        (workdir / checkpointing.FINISHED).unlink()
-        shutil.rmtree(workdir / "checkpoints" / "step-00000012")
+        topologies.cut_back(whole, workdir, newest=8)
         topologies.train(workdir, *OPTIONS, "--config.report.state_hash=reports", *options)
     expected = hashes(whole)
     assert [step for step, _ in sorted(expected)] == [0, 1, 2, 4, 6, 8, 10, 12]

@@ -1,12 +1,18 @@
 """The graph of a step without the features that a field turns on is what it was before they existed, op for op."""
 
+import functools
+import hashlib
 import importlib.metadata
+import itertools
+import runpy
 import sys
 
-import forked
+import on_workers
 import pytest
-from launching import worker_environment
-from processes import REPOSITORY
+import tensorflow as tf
+
+from tfdist.training import setup
+from tfdist.training.step import multi_step
 
 # The number of ops of an execution, and the hash of their types, function by function: those of commit d087032, before
 # there were virtual replicas, and for each replica a cast, a product and a constant, because the step normalises the
@@ -16,23 +22,21 @@ from processes import REPOSITORY
 # For the versions of TensorFlow and Keras with which they were recorded.
 VERSIONS = {"tensorflow": "2.21", "keras": "3.15"}
 RECORDED = "1894 08c3a25fdaa2c6df"
-CODE = """
-import functools, hashlib, pathlib, runpy, sys
-import tensorflow as tf
-from tfdist.training import setup
-from tfdist.training.step import multi_step
-config = runpy.run_path("tests/configs/same_run.py")["get_config"]()
-config.train.nonfinite, config.cluster.logical_devices = "skip", 2
-run = setup.build_run(config, pathlib.Path(sys.argv[1]))
-run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(run.train_step, run.context), trains=True)
-arguments = (run.feed.open_training(0, 20), tf.constant(2), tf.constant(0.0, tf.float64))
-graph = run_steps.get_concrete_function(*arguments).graph.as_graph_def()
-# In an order of their own: TensorFlow's is by numbers in their names, which count what was traced before.
-functions = sorted([node.op for node in one.node_def] for one in graph.library.function)
-ops = [node.op for node in graph.node] + sum(functions, [])
-assert "tfdist.training.step.variants.virtual_replicas" not in sys.modules
-print(len(ops), hashlib.sha256(" ".join(ops).encode()).hexdigest()[:16])
-"""
+
+
+def graph_of_a_step(workdir):
+    """Returns what `RECORDED` has, of a process of its own."""
+    config = runpy.run_path("tests/configs/same_run.py")["get_config"]()
+    config.train.nonfinite, config.cluster.logical_devices = "skip", 2
+    run = setup.build_run(config, workdir)
+    run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(run.train_step, run.context), trains=True)
+    arguments = (run.feed.open_training(0, 20), tf.constant(2), tf.constant(0.0, tf.float64))
+    graph = run_steps.get_concrete_function(*arguments).graph.as_graph_def()
+    # In an order of their own: TensorFlow's is by numbers in their names, which count what was traced before.
+    functions = sorted([node.op for node in one.node_def] for one in graph.library.function)
+    ops = [*(node.op for node in graph.node), *itertools.chain(*functions)]
+    assert "tfdist.training.step.variants.virtual_replicas" not in sys.modules
+    return f"{len(ops)} {hashlib.sha256(' '.join(ops).encode()).hexdigest()[:16]}"
 
 
 @pytest.mark.slow
@@ -40,12 +44,4 @@ def test_the_graph_of_a_step_has_not_changed(tmp_path):
     versions = {name: importlib.metadata.version(name) for name in VERSIONS}
     if any(not versions[name].startswith(f"{recorded}.") for name, recorded in VERSIONS.items()):
         pytest.skip(f"recorded with {VERSIONS}, and not with {versions}")
-    done = forked.run(
-        [sys.executable, "-c", CODE, str(tmp_path)],
-        capture_output=True,
-        env=worker_environment(),
-        cwd=REPOSITORY,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode().splitlines()[-1] == RECORDED
+    assert on_workers.call(graph_of_a_step, tmp_path) == [RECORDED]

@@ -2,14 +2,11 @@
 
 import json
 import shutil
-import sys
 
-import forked
 import numpy as np
 import pytest
 import topologies
-from launching import worker_environment
-from processes import REPOSITORY
+from launching import python
 
 from tfdist.checkpoint import format as checkpoint_format
 
@@ -30,9 +27,8 @@ def honest(tmp_path_factory):
 
 def verify(workdir, *options):
     """Returns the exit code and the lines of the command."""
-    command = [sys.executable, "-m", "tfdist", "verify", str(workdir), *options]
-    done = forked.run(command, capture_output=True, env=worker_environment(), cwd=REPOSITORY, timeout=600)
-    return done.returncode, done.stdout.decode().splitlines() + done.stderr.decode().splitlines()
+    done = python("-m", "tfdist", "verify", workdir, *options, code=None)
+    return done.returncode, done.stdout.splitlines() + done.stderr.splitlines()
 
 
 def copy(honest, tmp_path):

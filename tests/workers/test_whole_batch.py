@@ -2,29 +2,23 @@
 
 import functools
 
-import numpy as np
+import fits
 import on_workers
+import own_numbers
 import pytest
 import whole_batch
+from parameters import on_topologies, sizes
 
-# Numbers of one output's loss: Keras counts a smaller last batch like a full one there.
-NOT_COMPARED = {"two_outputs": ("a_loss", "b_loss")}
 # A loss, means with masks and weights, a step with gradients by the inputs.
 FAST = ("bce_and_dice", "mean_with_mask", "mean_with_weights", "attacked_by_sums")
-SLOW = [name for name in whole_batch.CASES if name not in FAST]
+SLOW = [name for name in whole_batch.CASES if name not in (*FAST, *own_numbers.REFUSED)]
 TOPOLOGIES = {
     "three devices": FAST,
     "three devices, slow": SLOW,
-    "two workers, slow": list(whole_batch.CASES),
+    "two workers, slow": (*FAST, *SLOW),
+    # Derivatives of these ways need all examples on one replica.
+    "one device, slow": ["newton", "hessian_of_the_graph"],
 }
-
-
-def parameters():
-    return [
-        pytest.param(topology, name, marks=[pytest.mark.slow] if "slow" in topology else [])
-        for topology, names in TOPOLOGIES.items()
-        for name in names
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -33,23 +27,24 @@ def found():
 
     @functools.cache
     def measure(topology):
-        names, workers = TOPOLOGIES[topology], 2 if "workers" in topology else 1
-        if workers == 1:
-            names = [*names, *(f"keras:{name}" for name in names)]
-        return on_workers.call(whole_batch.measure, names, 1 if workers > 1 else 3, workers=workers)
+        names, (workers, devices) = [*TOPOLOGIES[topology]], sizes(topology)
+        if devices == 3:
+            names += own_numbers.REFUSED if "slow" in topology else ()
+            names += [f"keras:{name}" for name in names]
+        return on_workers.call(whole_batch.measure, names, devices, workers=workers)
 
     return measure
 
 
-def numbers(case, name):
-    history = [value for key, value in case["history"].items() if key not in NOT_COMPARED.get(name, ())]
-    values = case["values"][: 1 if name == "two_outputs" else None]
-    return np.concatenate([np.ravel(part) for part in (*history, values, *case["weights"])])
-
-
-@pytest.mark.parametrize(("topology", "name"), parameters())
+@pytest.mark.parametrize(("topology", "name"), on_topologies(TOPOLOGIES))
 def test_the_numbers_are_those_of_one_device(found, topology, name):
     expected = found("three devices" if name in FAST else "three devices, slow")[0][f"keras:{name}"]
     for worker in found(topology):
-        assert worker[name]["history"].keys() == expected["history"].keys()
-        np.testing.assert_allclose(numbers(worker[name], name), numbers(expected, name), rtol=1e-5, atol=1e-6)
+        fits.assert_close(worker[name], expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", own_numbers.REFUSED)
+def test_derivatives_by_other_ways_are_refused_on_several_replicas(found, name):
+    (worker,) = found("three devices, slow")
+    assert own_numbers.REFUSED[name] in worker[name] and "own_numbers.py:" in worker[name]

@@ -1,6 +1,7 @@
 """Runs scripts under Keras and under tfdist.run, and compares what they have recorded."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import os
@@ -54,39 +55,43 @@ def scripts(names: list[str]) -> list[pathlib.Path]:
     return [path for path in every if not names or any(name in f"{path.parent.name}/{path.name}" for name in names)]
 
 
-def run(script: pathlib.Path, way: str) -> Outcome:
-    """Runs a script in a directory of its own; `way`: "keras", or one of WAYS."""
+def run(script: pathlib.Path, way: str, *words: str, folder: pathlib.Path | None = None) -> Outcome:
+    """Runs a script with arguments in a directory of its own.
+
+    Args:
+        script: its path; it is copied.
+        way: "keras", or one of WAYS.
+        *words: its arguments.
+        folder: where the directory is, for several starts in the same one; None: nothing is left of it.
+    """
     # All processes that are forked from one have the same hashes of texts.
     start = subprocess.Popen if "# own process" in script.read_text() else forked.Popen
-    with tempfile.TemporaryDirectory() as folder:
-        place = pathlib.Path(folder) / "work"
-        place.mkdir()
+    with contextlib.ExitStack() as stack:
+        folder = folder or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        place = folder / "work"
+        for directory in (place, folder / "tmp"):
+            directory.mkdir(parents=True, exist_ok=True)
         (place / script.name).write_text(script.read_text())
         workers, devices = WAYS.get(way, (1, 1))
         flags = [f"--logical_devices={devices}"] if devices > 1 else []
-        command = [sys.executable, *([] if way == "keras" else ["-m", "tfdist.run", *flags]), script.name]
-        (place.parent / "tmp").mkdir()
+        command = [sys.executable, *([] if way == "keras" else ["-m", "tfdist.run", *flags]), script.name, *words]
         env = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{HERE.parent}", "TMPDIR": f"{folder}/tmp"}
-        each = environments(workers)
-        processes = []
-        for rank, environment in enumerate(each):
-            log = open(f"{folder}/log{rank}", "wb")  # noqa: SIM115
+        running = []
+        for rank, environment in enumerate(environments(workers)):
             environment = {**environment, **env, "FIELD_OUT": f"{folder}/out{rank}"}
-            processes.append(start(command, cwd=place, env=environment, stdout=log, stderr=subprocess.STDOUT))
-            log.close()
+            with open(f"{folder}/log{rank}", "wb") as log:
+                running.append(start(command, cwd=place, env=environment, stdout=log, stderr=subprocess.STDOUT))
         codes, limit = [], time.monotonic() + SECONDS
-        for process in processes:
+        for process in running:
             try:
                 codes.append(process.wait(max(1.0, limit - time.monotonic())))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
                 codes.append(None)
-        outputs = [pathlib.Path(f"{folder}/log{rank}").read_text(errors="replace") for rank in range(len(each))]
-        found = []
-        for rank in range(len(each)):
-            files = sorted(pathlib.Path(folder).glob(f"out{rank}-*.jsonl"))
-            found.append([json.loads(line) for file in files for line in file.read_text().splitlines()])
+        outputs = [(folder / f"log{rank}").read_text(errors="replace") for rank in range(workers)]
+        files = [sorted(folder.glob(f"out{rank}-*.jsonl")) for rank in range(workers)]
+        found = [[json.loads(line) for file in one for line in file.read_text().splitlines()] for one in files]
         return Outcome(codes, outputs, found)
 
 

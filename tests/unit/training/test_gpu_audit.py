@@ -1,13 +1,11 @@
 """A step on a GPU: no op on the host, no copy and no wait, except those of a list; see docs/speed.md."""
 
-import json
-import sys
-
 import gpu_audit
 import gpu_variants
+import on_workers
 import pytest
 import tensorflow as tf
-from launching import REPOSITORY, run_all, worker_environment
+from launching import REPOSITORY
 
 from tfdist.configs.networks import optimizers
 from tfdist.training.step import timing
@@ -68,13 +66,12 @@ OF_DATA = {
 }
 
 
-def audited(folder, replicas, names):
+def audited(replicas, names):
     """What the audit finds in the steps of the configs `names`."""
-    out = folder / f"{replicas}.json"
-    command = [sys.executable, "tests/support/gpu_variants.py", str(out), str(replicas), *names]
     # oneDNN's ops are those of CPUs.
-    run_all([command], [worker_environment(TF_ENABLE_ONEDNN_OPTS="0")], timeout=3000.0)
-    return json.loads(out.read_text())
+    variables = {"TF_ENABLE_ONEDNN_OPTS": "0"}
+    (found,) = on_workers.call(gpu_variants.audit_all, replicas, names, variables=variables)
+    return found
 
 
 def allowed(name):
@@ -113,9 +110,9 @@ def test_every_config_optimizer_and_schedule_is_audited(monkeypatch):
 
 
 @pytest.mark.slow
-def test_random_seeds_are_computed_without_waiting_for_the_device(tmp_path):
+def test_random_seeds_are_computed_without_waiting_for_the_device():
     # Two layers on two replicas; a key and a counter for each.
-    rows = [row for row in audited(tmp_path, 2, ["dropout"])["dropout"]["training"] if row[0] != "loop variable"]
+    rows = [row for row in audited(2, ["dropout"])["dropout"]["training"] if row[0] != "loop variable"]
     assert rows == [
         ["host to device", "StatelessRandomGetKeyCounter", "StatelessRandomUniformV2", 8],
         ["on the host", "_seed", "", 4],
@@ -123,8 +120,8 @@ def test_random_seeds_are_computed_without_waiting_for_the_device(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_audit_finds_steps_that_are_timed(tmp_path):
-    found = {tuple(row[:3]) for row in audited(tmp_path, 1, ("timed",))["timed"]["training"]}
+def test_the_audit_finds_steps_that_are_timed():
+    found = {tuple(row[:3]) for row in audited(1, ("timed",))["timed"]["training"]}
     assert ("on the host", "Timestamp", "") in found
     assert ("wait", "ResourceApplyKerasMomentum", "Timestamp") in found
 
@@ -139,8 +136,8 @@ def test_the_audit_finds_steps_that_are_timed(tmp_path):
     ],
     ids=["shipped configs", "variants on two replicas", "compiled models on two replicas"],
 )
-def test_no_config_variant_or_compiled_model_has_more_on_the_host(tmp_path, replicas, names):
-    assert unexpected(audited(tmp_path, replicas, names), names) == []
+def test_no_config_variant_or_compiled_model_has_more_on_the_host(replicas, names):
+    assert unexpected(audited(replicas, names), names) == []
 
 
 @pytest.mark.parametrize(
