@@ -460,6 +460,14 @@ def other_data(options: c.ClusterOptions) -> Arrays:
     return found
 
 
+def groups(options: c.ClusterOptions) -> Arrays:
+    """The loss of 20 steps with statistics over groups of 16 of 48 examples, and the weights before and after."""
+    model = {"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "group_size": 16}
+    run = start(options, model=model, data=small_runs.data(), learning_rate=c.LearningRate(peak=0.02))
+    before = {f"before {name}": array.copy() for name, array in weights(run).items()}
+    return before | {"loss": np.array(run_steps(run, 20)["loss"])} | weights(run)
+
+
 PROBES: dict[str, Callable[[c.ClusterOptions], Arrays]] = {
     **{f.__name__: f for f in (sums, clipped, loss_scale)},
     **{f"lookups/{dtype}": functools.partial(lookups, dtype=dtype) for dtype in ("float32", "bfloat16")},
@@ -467,7 +475,7 @@ PROBES: dict[str, Callable[[c.ClusterOptions], Arrays]] = {
     **{f"embedding/{name}": functools.partial(embedding, name=name) for name in TABLES},
     **{f.__name__: f for f in (statistics, masks)},
     **{f.__name__: f for f in (traces, collectives, local_rounds)},
-    **{f.__name__: f for f in (restored, other_data, clipped_alike, muon)},
+    **{f.__name__: f for f in (restored, other_data, clipped_alike, muon, groups)},
 }
 
 
