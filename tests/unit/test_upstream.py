@@ -330,8 +330,9 @@ BY_USERS = {
     *("ForwardAccumulator", "GradientTape", "Layer", "MirroredStrategy", "Model", "MultiWorkerMirroredStrategy"),
     *("Optimizer", "SlurmClusterResolver", "TFConfigClusterResolver", "TFRecordWriter", "Checkpoint", "GFile"),
     *("CheckpointManager", "File", "__init__", "__float__", "__int__", "add_loss", "batch_jacobian", "cache"),
-    *("clear_session", "compile", "compute_average_loss", "config", "connect", "create_file_writer", "evaluate", "fit"),
-    *("function", "get_file", "gradients", "hessians", "jacobian", "memmap", "open", "optimizer", "predict", "random"),
+    *("clear_session", "compile", "compute_average_loss", "config", "connect", "create_file_writer", "distribute"),
+    *("evaluate", "fit", "function", "get_file", "get_replica_context", "gradients", "hessians"),
+    *("in_cross_replica_context", "jacobian", "memmap", "open", "optimizer", "predict", "random"),
     *("register", "unregister", "scale_regularization_loss", "scope", "set_seed", "snapshot", "tempdir"),
     *("test_on_batch", "train_on_batch", "vectorized_map", "watch"),
 }

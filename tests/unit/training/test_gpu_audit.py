@@ -20,6 +20,7 @@ ALLOWED = {
         )
         for kind in ("Uniform", "Normal")
     },
+    ("device to host", "Const", "Assert"): "the check of tf.nn.compute_average_loss: a constant",
     ("loop variable", "int32", "AddV2"): "the number of an evaluation's first batch, for its random seeds",
     (
         "loop variable",
@@ -114,6 +115,7 @@ def test_random_seeds_are_computed_without_waiting_for_the_device():
     # Two layers on two replicas; a key and a counter for each.
     rows = [row for row in audited(2, ["dropout"])["dropout"]["training"] if row[0] != "loop variable"]
     assert rows == [
+        ["device to host", "Const", "Assert", 2],
         ["host to device", "StatelessRandomGetKeyCounter", "StatelessRandomUniformV2", 8],
         ["on the host", "_seed", "", 4],
     ]
