@@ -80,7 +80,7 @@ def draw(runs: Sequence[Run], names: Sequence[str] = (), *, log: bool = False, x
     figure, panels = style.figure(title, caption, columns=columns, rows=rows, size=size, share="x")
     for axes, name in zip(panels, chosen, strict=False):
         for index, run in enumerate(runs):
-            _draw_run(axes, run, name, index, x)
+            _draw_run(axes, run, name, index, x, min(3, len(runs) - 1 - index))
         axes.set(title=name.replace("_", " "), xlabel=x.replace("_", " "))
         axes.set(xscale="log") if x == "learning_rate" else axes.set_xlim(0, None)
         if log and name == "loss":
@@ -94,7 +94,8 @@ def draw(runs: Sequence[Run], names: Sequence[str] = (), *, log: bool = False, x
     return figure
 
 
-def _draw_run(axes: Any, run: Run, name: str, index: int, x: str) -> None:
+def _draw_run(axes: Any, run: Run, name: str, index: int, x: str, above: int) -> None:
+    """Draws the curves of a run; wider, if others are drawn `above` it: equal curves can all be seen."""
     look = style.series(index)
     for records, line in ((run.train, "-"), (run.evaluation if name != SPEED else [], "--")):
         points = [(one[x], one[name]) for one in records if one.get(x) is not None and one.get(name) is not None]
@@ -103,11 +104,11 @@ def _draw_run(axes: Any, run: Run, name: str, index: int, x: str) -> None:
             [place for place, _ in points],
             [value for _, value in points],
             linestyle=line,
-            linewidth=1.8 if evaluated else 2.2,
+            linewidth=(1.8 if evaluated else 2.2) + 2.0 * above,
             color=look["color"],
             marker=look["marker"] if len(points) <= _MARKED else None,
             markerfacecolor="white" if evaluated else None,
-            markersize=7,
+            markersize=7 + 3 * above,
         )
 
 
