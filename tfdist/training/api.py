@@ -26,7 +26,7 @@ from tfdist.training.step.layers.normalization import shard_present, synchronize
 from tfdist.training.step.layers.remat_scopes import adopt as adopt_remat_scopes
 from tfdist.training.step.objective import Objective, ShardResult
 from tfdist.training.step.optimizer import start_averages, step_count
-from tfdist.training.step.random_numbers.repeated_passes import as_replica
+from tfdist.training.step.random_numbers.repeated_passes import as_replica, draws_of_branch
 from tfdist.training.step.random_numbers.seed_generators import (
     begin_evaluation_pass,
     begin_forward_pass,

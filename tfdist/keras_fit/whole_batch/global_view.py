@@ -562,9 +562,8 @@ class GlobalView:
         # All replicas take the branch of the first one.
         first = tf.cast(pred, tf.int32) * tf.cast(tf.equal(replicas_lib.replica_id(), 0), tf.int32)
         chosen = trainer.sum_differentiable(first) > 0
-        return trainer.cond_on_all_replicas(
-            chosen, *(functools.partial(_trace_branch, of_step(), one) for one in branches)
-        )
+        branches = [functools.partial(_trace_branch, of_step(), trainer.draws_of_branch(), one) for one in branches]
+        return trainer.cond_on_all_replicas(chosen, *branches)
 
     def _watch_branch(self, function: Callable[[], Any]) -> Any:
         graph = tf.compat.v1.get_default_graph()
@@ -725,9 +724,13 @@ def _is_of_step(branch: Any) -> bool:
     return user_code.defines(branch) or branch.__module__.startswith("tensorflow.python.autograph.")
 
 
-def _trace_branch(view: GlobalView | None, function: Callable[[], Any]) -> Any:
+def _trace_branch(
+    view: GlobalView | None,
+    draws: Callable[[], contextlib.AbstractContextManager[None]],
+    function: Callable[[], Any],
+) -> Any:
     """Traces a branch of a step, in a thread of its own."""
-    with patching.set_in_block(_tracing, view=view, graph=tf.compat.v1.get_default_graph()):
+    with draws(), patching.set_in_block(_tracing, view=view, graph=tf.compat.v1.get_default_graph()):
         return function()
 
 

@@ -1,7 +1,7 @@
 """Forward passes that draw the random numbers of another replica, or repeat those of an earlier pass."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +14,17 @@ from tfdist.training.step.random_numbers import seed_generators
 def as_replica(index: tf.Tensor) -> AbstractContextManager[None]:
     """In the block, a forward pass, or a part of one, draws the random numbers of replica `index`, int32 []."""
     return patching.set_in_block(seed_generators.this_pass, replica=index)
+
+
+def draws_of_branch() -> Callable[[], AbstractContextManager[None]]:
+    """Returns what to enter in the thread that traces a branch of this thread's forward pass: its draws go on there."""
+    settings = {**vars(seed_generators.this_pass)}
+
+    def enter() -> AbstractContextManager[None]:
+        own = {"graph": tf.compat.v1.get_default_graph()} if settings else {}
+        return patching.set_in_block(seed_generators.this_pass, **settings | own)
+
+    return enter
 
 
 def place_in_pass() -> dict[str, Any]:
