@@ -116,7 +116,7 @@ def connect_where_a_ring_is_unreachable():
     def closed():
         made = socket.socket()
         made.bind(("127.0.0.1", 0))
-        return tcp_ring.Listener(socket=made, nonce="0")
+        return made, {"ring_port": made.getsockname()[1], "ring_nonce": "0" * 32}
 
     if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
         tcp_ring.listen = closed

@@ -165,5 +165,5 @@ def gather(
             break
     callbacks.call("on_predict_end")
     with tf.device("CPU:0"):
-        found = tf.nest.map_structure(lambda *parts: keras_trainer.potentially_ragged_concat(parts), *batches)
+        found = tf.nest.map_structure(lambda *parts: keras_trainer.potentially_ragged_concat([*parts]), *batches)
     return tf.nest.map_structure(lambda one: one.numpy() if isinstance(one, tf.Tensor) else one, found)
