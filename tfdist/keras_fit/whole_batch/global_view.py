@@ -38,9 +38,15 @@ _COMPOSITE = tf.RaggedTensor | tf.SparseTensor
 _TOLD_BYTES = 1_000_000
 # The same for the products and elements that each replica computes of the whole batch, if they are a tenth of all.
 _TOLD_WORK = 10_000_000
+# Operations with graphs of their own: their attributes that name these, and how many inputs come before those of these.
+_WITH_GRAPHS = {
+    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), (("f",), 0)),
+    **dict.fromkeys(("If", "StatelessIf"), (("then_branch", "else_branch"), 1)),
+    **dict.fromkeys(("Case", "StatelessCase"), (("branches",), 1)),
+    **dict.fromkeys(("While", "StatelessWhile"), (("cond", "body"), 0)),
+}
 # Operations that look up rows of a table, and those with graphs of their own, which may do so.
-_LOOKUPS = ("GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd", "PartitionedCall", "StatefulPartitionedCall")
-_LOOKUPS += ("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile")
+_LOOKUPS = ("GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd", *_WITH_GRAPHS)
 # Operations that look at the shape of a tensor, and not at its values.
 _OF_SHAPE = ("Shape", "ShapeN", "Rank", "Size", "ZerosLike", "OnesLike")
 
@@ -614,7 +620,38 @@ def _is_read(whole: Any) -> bool:
         parts.pop()  # Its shape.
     elif isinstance(whole, tf.RaggedTensor):  # tf.shape counts its splits, of another type.
         shapes = [op for op in whole.row_splits.consumers() if op.type == "Cast" and not _is_read(op.outputs[0])]
-    return any(op.type not in _OF_SHAPE and op not in shapes for part in parts for op in part.consumers())
+    uses = [
+        (op, place) for part in parts for op in part.consumers() for place, one in enumerate(op.inputs) if one is part
+    ]
+    return any(_reads(op.type, op.node_def.attr, place, op.graph) for op, place in uses if op not in shapes)
+
+
+def _reads(kind: str, attributes: Any, place: int, graph: tf.Graph) -> bool:
+    """Returns whether an operation, or a function that it calls, reads the values of an input, and not only its shape.
+
+    Args:
+        kind: the type of the operation.
+        attributes: those of its node.
+        place: which input.
+        graph: has the functions.
+    """
+    if kind not in _WITH_GRAPHS:
+        return kind not in _OF_SHAPE
+    names, first = _WITH_GRAPHS[kind]
+    if place < first:
+        return True
+    called = {one.name for name in names for one in (attributes[name].list.func or [attributes[name].func])}
+    for function in graph.as_graph_def().library.function:
+        if function.signature.name not in called:
+            continue
+        argument = function.signature.input_arg[place - first].name
+        # A loop returns what it does not change.
+        if argument in function.ret.values() and not kind.endswith("While"):
+            return True
+        uses = [(node, one) for node in function.node_def for one, name in enumerate(node.input) if name == argument]
+        if any(_reads(node.op, node.attr, one, graph) for node, one in uses):
+            return True
+    return False
 
 
 def _parts(value: Any) -> list[tf.Tensor]:
