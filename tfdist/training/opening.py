@@ -53,8 +53,13 @@ def check_same_config(run: Run, allow_changes: bool) -> list[str]:
         lines = [f"{error}"]
     advice = "Choose another --workdir, or continue with the new values: --allow_config_changes."
     if run.is_script:  # A script makes its own optimizer, independent of the number of epochs, which may grow.
-        free = ("config.train.epochs:", "config.learning_rate.", "config.optimizer.", "config.model.call: '(absent)'")
-        lines = [line for line in lines if not line.startswith(free)]
+        may_change = (
+            "config.train.epochs:",
+            "config.learning_rate.",
+            "config.optimizer.",
+            "config.model.call: '(absent)'",
+        )
+        lines = [line for line in lines if not line.startswith(may_change)]
         advice = "Choose another workdir, or make the same calls of fit again: finished ones do not train."
     if lines and not allow_changes:
         shown = "".join(f"  {line}\n" for line in lines)
