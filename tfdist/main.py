@@ -22,7 +22,7 @@ def train_or_evaluate(args: argparse.Namespace) -> int:
     from tfdist.training import loop, setup
 
     trains = args.mode == "train"
-    experiment_run = setup.build_run(args.config, args.workdir, config_file=args.config_file if trains else None)
+    experiment_run = setup.build_run(args.config, args.workdir, config_file=args.config_file, trains=trains)
     if trains:
         allowed = {name: getattr(args, name) for name in ("allow_config_changes", "allow_data_changes")}
         code = loop.train(experiment_run, **allowed)
@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Parses the command line; chooses oneDNN before it runs the config file, which may import TensorFlow."""
+    """Parses the command line. First decides whether TensorFlow uses oneDNN: the config file may import TensorFlow."""
     parser = tool_flags.Parser("python -m tfdist.main", __doc__)
     parser.add_run_flags()
     parser.usage = "python -m tfdist.main --config=FILE [flags]"

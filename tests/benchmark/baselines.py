@@ -30,7 +30,7 @@ def floor(workload: Workload, config: config_lib.Config, *, fused: bool) -> Runn
     model = specs.build(config.model, field="config.model") if fused else keras_model(config)
     optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
     if fused:
-        optimizer_lib.adopt_reduction(optimizer, fused_updates.fuse(optimizer))
+        optimizer_lib.accept_summed_gradients(optimizer, fused_updates.fuse(optimizer))
     optimizer.build(model.trainable_variables)
     objective = specs.partial(config.objective, field="config.objective", positional=2, training=True)
     pixels, labels = images(config)

@@ -23,7 +23,7 @@ _running: list[tuple[str, str]] = []
 
 @contextlib.contextmanager
 def on_one_worker(what: str, advice: str) -> Iterator[None]:
-    """In the block, which runs on this worker only, `check` raises an error; `what` names the block."""
+    """Marks a block that runs on this worker only: in it, `check` raises an error. `what` names it in the message."""
     _running.append((what, advice))
     try:
         yield
@@ -97,9 +97,10 @@ class Cluster:
                 f"{', '.join(map(str, counts))}. Build the same model on all workers."
             )
         if variables:
-            found = self.all_gather(broadcasts.hash_values(self.strategy, variables))
-            differs = (found != found[0]).any(axis=0)
-            self.broadcast_variables(variable for variable, other in zip(variables, differs, strict=True) if other)
+            hashes = self.all_gather(broadcasts.hash_values(self.strategy, variables))
+            differs = (hashes != hashes[0]).any(axis=0)
+            differing = [variable for variable, one in zip(variables, differs, strict=True) if one]
+            self.broadcast_variables(differing)
 
     def distribute(self, dataset: tf.data.Dataset) -> Iterator:
         """Returns an iterator over this worker's `dataset`, which has one element per local replica and step."""

@@ -95,17 +95,22 @@ def make_train_runner(run: Run) -> StepRunner:
     return _make_runner(run, "train", multi_step.make_multi_step_fn(run.context, step, trains=True))
 
 
-def make_evaluation_runner(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> StepRunner:
-    """Makes the runner of evaluation executions; `keep` may return a function that was compiled earlier."""
+def make_evaluation_runner(run: Run, reuse: Callable[[RunSteps], RunSteps] | None = None) -> StepRunner:
+    """Makes the runner of evaluation executions.
+
+    Args:
+        reuse: gets the function that would be compiled; returns it, or one that an earlier call has compiled.
+    """
     step = _guard(run, train_step.evaluation_step, "The evaluation")
     run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(step, run.context), trains=False)
-    return _make_runner(run, "test", run_steps if keep is None else keep(run_steps))
+    return _make_runner(run, "test", run_steps if reuse is None else reuse(run_steps))
 
 
 def _guard(run: Run, step: Callable[..., tf.Tensor], name: str) -> Callable[..., tf.Tensor]:
     """Returns `step` with a check that it writes only variables that checkpoints hold or that every step resets."""
 
-    def writable() -> dict[int, bool]:
+    def may_write() -> dict[int, bool]:
+        """Returns, by id of the handle, whether a step may write a variable; False: only callbacks may."""
         context = run.context
         written = [
             *(*run.variables.values(), context.totals, context.reduction.seconds, *context.model.metrics_variables),
@@ -113,13 +118,13 @@ def _guard(run: Run, step: Callable[..., tf.Tensor], name: str) -> Callable[...,
             *run.objective.variables(),
         ]
         return {
-            id(local.handle): may_write
-            for variables, may_write in ((run.hooks.saved_variables, False), (written, True))
+            id(local.handle): by_step
+            for variables, by_step in ((run.hooks.saved_variables, False), (written, True))
             for variable in map(checkpoint_format.tf_variable, variables)
             for local in run.cluster.strategy.experimental_local_results(variable)
         }
 
-    return guard.around(step, name, writable, draws=run.checks_draws)
+    return guard.around(step, name, may_write, draws=run.checks_draws)
 
 
 def _make_runner(run: Run, kind: str, run_steps: RunSteps) -> StepRunner:

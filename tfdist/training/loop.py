@@ -51,9 +51,9 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
             services.report.event(f"changed: {line}", state.step)
         # This may read whole splits to fill a cache, so a stop request interrupts it.
         data = run.stop.unless_stopped(lambda: start_checks.hash_examples(run.feed.examples(start_checks.EXAMPLES)))
-        too_late = state.step < run.total_steps and run.stop.poll()
-        if run.cluster.any_worker(data is None or too_late):
-            run.stop.in_progress = True  # Nothing is left to save.
+        stop_requested = state.step < run.total_steps and run.stop.poll()
+        if run.cluster.any_worker(data is None or stop_requested):
+            run.stop.in_progress = True  # There is nothing to save.
             return _stop_early(run)
         common = data["columns"] | data["common"]
         start_checks.check_start(run.cluster, common, state.to_json())
@@ -111,7 +111,7 @@ def train_loop(services: LoopServices, state: TrainingState) -> None:
 
 
 def next_due_step(services: LoopServices, step: int) -> int:
-    """Returns the step at which the next execution ends at the latest: the next action, hook or the end of the run."""
+    """Returns the last step that the next execution may run: then an action or a hook is due, or the run ends."""
     run, config = services.run, services.run.config
     step_in_epoch = step % run.steps_per_epoch
     due = [run.total_steps, *(boundary for action in services.loop_actions for boundary in action.boundaries(step))]

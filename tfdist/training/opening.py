@@ -53,8 +53,13 @@ def check_same_config(run: Run, allow_changes: bool) -> list[str]:
         lines = [f"{error}"]
     advice = "Choose another --workdir, or continue with the new values: --allow_config_changes."
     if run.is_script:  # A script makes its own optimizer, independent of the number of epochs, which may grow.
-        free = ("config.train.epochs:", "config.learning_rate.", "config.optimizer.", "config.model.call: '(absent)'")
-        lines = [line for line in lines if not line.startswith(free)]
+        may_change = (
+            "config.train.epochs:",
+            "config.learning_rate.",
+            "config.optimizer.",
+            "config.model.call: '(absent)'",
+        )
+        lines = [line for line in lines if not line.startswith(may_change)]
         advice = "Choose another workdir, or make the same calls of fit again: finished ones do not train."
     if lines and not allow_changes:
         shown = "".join(f"  {line}\n" for line in lines)
@@ -93,12 +98,12 @@ def open_run(run: Run) -> tuple[LoopServices, TrainingState] | None:
     with contextlib.ExitStack() as stack:
         damaged: list[str] = []
 
-        def look() -> tuple[WorkdirLock, Saved | None]:
+        def lock_and_find() -> tuple[WorkdirLock, Saved | None]:
             lock = _lock_workdir(run.workdir, run.config.cluster, run.cluster.num_workers)
-            stack.callback(lock.release)  # If opening fails.
+            stack.callback(lock.release)  # Called if opening the run fails.
             return lock, checkpoint_format.newest_valid(run.checkpoints, damaged.append, holds_lock=True)
 
-        found = run.stop.unless_stopped(look) if run.cluster.is_chief else None
+        found = run.stop.unless_stopped(lock_and_find) if run.cluster.is_chief else None
         if not run.cluster.broadcast(found is not None):
             return None
         lock, saved = found or (None, None)
@@ -131,7 +136,7 @@ def _open_workdir(
         report.event(rate_note, state.step)
     if run.config.cluster.requeue:
         before = directory.write_times(run.checkpoints)
-        # A checkpoint after the first execution, one step, is no progress: even a job that is too short saves it.
+        # The first execution has one step. A checkpoint after it is no progress: even a job that is too short saves it.
         no_progress = (state.step, state.step + 1)
         slurm_requeue.enable_requeue(
             run.cluster.rank,
@@ -193,7 +198,7 @@ def _lock_workdir(workdir: Path, options: config_lib.ClusterOptions, num_workers
 
 def _end_second_writer(other: str) -> None:
     """Ends this process at once, from the lock's thread: two runs must not write to one workdir."""
-    text = f"this process was stopped for so long that another run has taken over its workdir: {other}. It ends here"
+    text = f"this process was suspended for so long that another run has taken over its workdir: {other}. It ends here"
     heartbeat_monitor.reserve_exit()
     heartbeat_monitor.announce_failure(text)
     print(f"tfdist: {text}.", file=sys.stderr, flush=True)
@@ -215,21 +220,21 @@ def make_services(
     checkpointer: AsyncCheckpointer | None,
     lock: WorkdirLock | None = None,
     ledger: Ledger | None = None,
-    keep: Callable[[RunSteps], RunSteps] | None = None,
+    reuse: Callable[[RunSteps], RunSteps] | None = None,
 ) -> LoopServices:
-    """Makes the objects that the loop uses; `keep`: see `execution.make_evaluation_runner`."""
+    """Makes the objects that the loop uses; `reuse`: see `execution.make_evaluation_runner`."""
     return LoopServices(
         run=run,
         report=report,
         checkpointer=checkpointer,
         lock=lock,
         train_runner=execution.make_train_runner(run),
-        evaluation_runner=execution.make_evaluation_runner(run, keep),
+        evaluation_runner=execution.make_evaluation_runner(run, reuse),
         ledger=Ledger() if ledger is None else ledger,
         loop_actions=[action for feature in features.ALL for action in feature.loop_actions(run, report)],
     )
 
 
-def make_silent_services(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> LoopServices:
+def make_silent_services(run: Run, reuse: Callable[[RunSteps], RunSteps] | None = None) -> LoopServices:
     """As `make_services`, but without reports: for an evaluation whose values are returned to the caller."""
-    return make_services(run, report_run.make_report(run, None), None, keep=keep)
+    return make_services(run, report_run.make_report(run, None), None, reuse=reuse)

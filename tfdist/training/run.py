@@ -33,7 +33,7 @@ class Log:
     config_file: str = ""
     # Warnings about the data and the config.
     notes: tuple[str, ...] = ()
-    # Start lines about automatic choices; see `report_run.start_lines`.
+    # Lines about automatic choices, for the start of the log; see `report_run.start_lines`.
     chosen: tuple[str, ...] = ()
 
 
@@ -55,18 +55,18 @@ class Run:
     # an epoch, reports are per epoch, and a finished run may be extended.
     is_script: bool = False
     log: Log = Log()
-    # Whether tracing a step checks that it draws no random numbers in Python. False if threads that make data may draw
-    # meanwhile.
+    # Whether to check that a step draws no random numbers in Python while it is traced. False if threads that make data
+    # may draw at the same time.
     checks_draws: bool = True
     # Returns a context manager in which the model has the weights to evaluate and export, such as averages.
     evaluated_weights: Callable[[], AbstractContextManager] = contextlib.nullcontext
     # (whether the data is the cause) -> advice if a loss or weight is not finite; None: the advice for a config.
     advice_if_diverged: Callable[[bool], str] | None = None
-    # Features and scripts may replace these: one step on a replica; and the call of an execution, which gets its kind
-    # ("train" or "test"), its function and the function's arguments.
+    # One training step on a replica; features and scripts may replace it.
     train_step: Callable[[StepContext, Any], tf.Tensor] = train_step_lib.train_step
+    # ("train" or "test", run_steps, *args) -> the result of run_steps(*args), one execution; scripts may replace it.
     call_steps: Callable[..., Any] = lambda kind, run_steps, *args: run_steps(*args)
-    # Returns the replica, int32 [], whose random numbers a step draws.
+    # Returns the index, int32 [], of the replica whose random numbers a step draws.
     replica_of_draws: Callable[[], tf.Tensor] = replicas_lib.replica_id
     # Additional variables in a checkpoint, by name.
     more_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -32,14 +32,19 @@ _DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16"
 
 
 def build_run(
-    config: config_lib.Config, workdir: Path, cluster: Cluster | None = None, *, config_file: str | None = ""
+    config: config_lib.Config,
+    workdir: Path,
+    cluster: Cluster | None = None,
+    *,
+    config_file: str = "",
+    trains: bool = True,
 ) -> Run:
     """Checks the config, cheapest checks first; connects to the other workers; builds the model.
 
     Args:
         cluster: the cluster of a process that is already connected; None: connects, with the options `config.cluster`.
-        config_file: the file of the config, for the log; "": unknown. None: the run only evaluates, so any batch size
-            is allowed and no files are written.
+        config_file: the file of the config, for the log; "": unknown.
+        trains: False: the run only evaluates, so any batch size is allowed and no files are written.
 
     Raises:
         StopError: a stop was requested before all workers connected.
@@ -48,15 +53,15 @@ def build_run(
         OSError: the data cannot be read, the workdir cannot be written, or a port is taken.
     """
     stop = interruption.install_handlers()
-    shared = None if config_file is None else workdir
     features.validate_config(config)
     inputs = inputs_lib.open_inputs(config)
     config = learning_rate.resolve(config)
     plan = strategy.plan(config.cluster, communication=config.communication)
-    sizes = inputs_lib.make_sizes(config, inputs, (cluster or plan).num_replicas, trains=shared is not None)
+    sizes = inputs_lib.make_sizes(config, inputs, (cluster or plan).num_replicas, trains=trains)
     for feature in features.ALL:
         inputs = feature.change_inputs(config, inputs, sizes.replicas)
-    cluster = connect(config, plan, inputs, workdir, stop, shared) if cluster is None else cluster
+    if cluster is None:
+        cluster = connect(config, plan, inputs, workdir, stop, writes=trains)
     guard.begin(guard.Guarded(several_workers=cluster.num_workers > 1))
     config = _with_saved_xla(config, workdir)
     feed = inputs.make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
@@ -71,7 +76,7 @@ def build_run(
         context=context,
         feed=feed,
         hooks=Hooks(),
-        log=run_lib.Log(config_file=config_file or "", notes=tuple(filter(None, notes)), chosen=tuple(chosen)),
+        log=run_lib.Log(config_file=config_file, notes=tuple(filter(None, notes)), chosen=tuple(chosen)),
         evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
     )
     for feature in features.ALL:
@@ -91,15 +96,22 @@ def connect(
     inputs: Inputs,
     workdir: Path,
     stop: interruption.StopRequest,
-    shared: Path | None,
+    *,
+    writes: bool,
 ) -> Cluster:
-    """Connects to the other workers, which must have the same config and data, and makes the strategy."""
+    """Connects to the other workers, which must have the same config and data, and makes the strategy.
+
+    Args:
+        writes: whether the run writes to `workdir`: all workers must then share it, and it is created if missing.
+    """
     if config.cluster.requeue:
         rank = plan.worker_spec.rank
-        # Until `opening.open_run`: a failed start requeues the job, but a stop request does not.
+        # In effect until `opening.open_run`: the job is requeued if the start fails, but not after a stop request.
         slurm_requeue.enable_requeue(rank, stop, lambda: stop.reason is None and slurm_job.few_restarts())
     try:
-        cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=shared, stop=stop)
+        cluster = strategy.connect(
+            plan, must_match=_must_match(config, inputs), workdir=workdir if writes else None, stop=stop
+        )
     except interruption.StopError as error:
         raise interruption.StopError(f"{error}: {directory.describe_remaining(workdir / 'checkpoints')}") from None
     cluster.monitor.waits_for_file = files.waits
@@ -126,7 +138,7 @@ def _must_match(config: config_lib.Config, inputs: Inputs) -> dict[str, str]:
 def build_model(
     config: config_lib.Config, cluster: Cluster, inputs: Inputs, feed: Feed
 ) -> tuple[StepContext, list[str]]:
-    """Builds model, objective and optimizer in the cluster's scope; also returns log lines about automatic choices."""
+    """Builds model, objective and optimizer. Returns the step's context, and log lines about automatic choices."""
     keras.utils.set_random_seed(config.seed)
     keras.config.set_dtype_policy(_DTYPE_POLICIES[config.train.precision])
     with cluster.scope():

@@ -171,7 +171,7 @@ def test_an_evaluation_writes_nothing_to_the_workdir(tmp_path, monkeypatch):
         raise StopIteration
 
     monkeypatch.setattr(setup.strategy, "connect", connect)
-    for config_file in ("mine.py", None):
+    for trains in (True, False):
         with pytest.raises(StopIteration):
-            setup.build_run(small_runs.config(), tmp_path / "run", config_file=config_file)
+            setup.build_run(small_runs.config(), tmp_path / "run", trains=trains)
     assert found == [tmp_path / "run", None]

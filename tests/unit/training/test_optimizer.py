@@ -46,7 +46,7 @@ IN_NO_ORDER = {"UnsortedSegmentSum", "ResourceScatterAdd", "ResourceScatterSub"}
 
 def train(optimizer, sparse=False, ops=None):
     """Weights and slots after some steps on gradients made up of the step's number; adds the types of ops to `ops`."""
-    optimizer_lib.adopt_reduction(optimizer, lambda: None)
+    optimizer_lib.accept_summed_gradients(optimizer, lambda: None)
     generator = np.random.default_rng(0)
     weights = [keras.Variable(generator.normal(size=shape).astype(np.float32)) for shape in ((7, 5), (3,))]
     optimizer.build(weights)
@@ -77,7 +77,7 @@ def train(optimizer, sparse=False, ops=None):
 )
 def test_a_fused_update_is_that_of_keras(name, sparse):
     plain, optimizer = FUSED[name](), FUSED[name]()
-    optimizer_lib.adopt_reduction(optimizer, fused_updates.fuse(optimizer))
+    optimizer_lib.accept_summed_gradients(optimizer, fused_updates.fuse(optimizer))
     assert optimizer.get_config() | {"name": plain.name} == plain.get_config()
     found, expected = train(optimizer, sparse), train(plain, sparse)
     assert len(found) > 2 and found[2] == STEPS
@@ -89,7 +89,7 @@ def test_a_fused_update_is_that_of_keras(name, sparse):
 def test_rows_of_lookups_are_added_in_a_fixed_order_and_update_as_in_keras(name):
     make = (FUSED | OTHERS)[name]
     plain, optimizer = make(), make()
-    optimizer_lib.adopt_reduction(optimizer, fused_updates.fuse(optimizer))
+    optimizer_lib.accept_summed_gradients(optimizer, fused_updates.fuse(optimizer))
     with tables.convert_in_fixed_order():
         found = train(optimizer, sparse=True, ops=(ops := set()))
     for mine, keras_own in zip(found, train(plain, sparse=True), strict=True):
@@ -120,7 +120,7 @@ def test_adam_moves_weights_as_far_as_that_of_keras(kind, dtype):
     """By the kernel's own 1 - beta_2, which is rounded twice, they would move 6e-6 further in the first step."""
     gradients = tf.constant(np.random.default_rng(0).normal(size=(300, 9)), dtype)
     plain, optimizer = (kind(0.5, epsilon=0.01, weight_decay=0.0) for _ in range(2))
-    optimizer_lib.adopt_reduction(optimizer, fused_updates.fuse(optimizer))
+    optimizer_lib.accept_summed_gradients(optimizer, fused_updates.fuse(optimizer))
     tolerance = {"float32": 2.5e-6, "float64": 1e-12}[dtype]  # Rounding in float32 is 0.8e-6.
     for mine, keras_own in zip(movements(optimizer, gradients), movements(plain, gradients), strict=True):
         np.testing.assert_allclose(mine, keras_own, rtol=tolerance, atol=tolerance)
@@ -136,7 +136,7 @@ def test_a_warmup_that_is_longer_than_the_run_is_shortened_with_a_notice(total, 
 
 def test_other_optimizers_and_updates_that_a_user_has_set_are_left_alone():
     mine, called = type("Mine", (keras.optimizers.Adam,), {})(0.1), []
-    optimizer_lib.adopt_reduction(mine, fused_updates.fuse(mine))
+    optimizer_lib.accept_summed_gradients(mine, fused_updates.fuse(mine))
     assert "update_step" not in vars(mine)
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     optimizer.update_step = lambda *given: called.append(given)
@@ -195,7 +195,7 @@ def test_bfloat16_weights_have_the_update_of_keras(name, kernel):
     counts = {}
     for dtype in ("float32", "bfloat16"):
         optimizer = FUSED[name]()
-        optimizer_lib.adopt_reduction(optimizer, fused_updates.fuse(optimizer))
+        optimizer_lib.accept_summed_gradients(optimizer, fused_updates.fuse(optimizer))
         weight = keras.Variable(np.ones(3, np.float32), dtype=dtype)
         optimizer.build([weight])
         counts[dtype] = operations(optimizer, weight, tf.ones(3, dtype)).count(kernel)

@@ -75,14 +75,14 @@ class HeartbeatMonitor:
     started: bool = False
     # Purpose and start time of the collective that this worker is in; None: it is in none.
     collective: tuple[str, float] | None = None
-    # Number of nested blocks of `pause_timers` on this worker; the last time at which any worker was in one.
+    # Number of nested blocks of `pause_timers` on this worker, and the last time at which any worker was in one.
     pauses: int = 0
     last_pause: float = 0.0
     # When the last suspension of this process was detected.
     resumed: float = 0.0
     # The path that the main thread waits for, and since when (`time.monotonic`); None: no file.
     waits_for_file: Callable[[], tuple[str, float] | None] = lambda: None
-    # Seconds that a write may take: waits for a file, and for writers before the exit, have at least this limit.
+    # Seconds that a write may take: the limit is at least as long for a wait for a file, and for writers at the exit.
     writing_seconds: Callable[[], float] = lambda: 0.0
     # True while any other worker is in a block of `pause_timers`.
     others_paused: bool = False

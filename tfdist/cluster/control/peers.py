@@ -89,8 +89,8 @@ class Peers:
             address: of the chief; on the chief, the listening socket.
             key: signs the messages.
         """
-        talking = self._serve(address, key) if self.rank == 0 else self._call_chief(address, key)
-        tasks = [asyncio.ensure_future(one) for one in (talking, self._send_and_check())]
+        exchange = self._serve(address, key) if self.rank == 0 else self._call_chief(address, key)
+        tasks = [asyncio.ensure_future(one) for one in (exchange, self._send_and_check())]
         await self.ended.wait()
         # If this watchdog has not reached the chief yet, the chief would notice the end only after `connect_seconds`.
         limit = time.monotonic() + _HELLO_SECONDS
@@ -120,7 +120,7 @@ class Peers:
             self.announce({})
         if "lost" in message:
             if absent_in := message.pop("absent_in", None):
-                message["lost"] += self._absent(*absent_in)
+                message["lost"] += self._describe_absent(*absent_in)
             self.mark_lost(**message)
 
     def mark_lost(self, lost: str, *, stacks: bool = False, is_transient: bool = True) -> None:
@@ -142,9 +142,9 @@ class Peers:
         waits = self.waits and [self.waits[0], time.monotonic() - self.waits[1]]
         # The others are connected only to the chief, which forwards pauses.
         paused = self.paused or (self.rank == 0 and self._others_paused())
-        found = {"rank": self.rank, "pid": self.members[self.rank][1], "step": self.step}
+        worker = {"rank": self.rank, "pid": self.members[self.rank][1], "step": self.step}
         # After a loss, every message contains it: a worker that connects late learns of it, too.
-        return found | {"waits": waits, "paused": paused} | self.loss
+        return worker | {"waits": waits, "paused": paused} | self.loss
 
     def find_lost(self, now: float) -> bool:
         """Marks workers that are lost at `now` (`time.monotonic`); returns whether any worker is lost."""
@@ -154,7 +154,7 @@ class Peers:
             if max(seconds.values(), default=0.0) > limit:
                 # If a host loses its network, its workers time out one after another: report them together.
                 self.mark_lost(self.describe_lost([rank for rank in seconds if seconds[rank] > limit / 2]))
-        if text := self._left_behind(now):
+        if text := self._describe_left_behind(now):
             self.mark_lost(text, is_transient=False)
         return bool(self.loss)
 
@@ -262,7 +262,7 @@ class Peers:
             self.all_finished = True
             self.tell({"finished": True})
 
-    def _left_behind(self, now: float) -> str:
+    def _describe_left_behind(self, now: float) -> str:
         """Returns a message if a worker waits for one that has finished, else "". Only the chief checks this."""
         if self.rank != 0 or not self.finished:
             return ""
@@ -279,7 +279,7 @@ class Peers:
             f"{purpose}: every worker must call the same functions of tfdist"
         )
 
-    def _absent(self, purpose: str, advice: str) -> str:
+    def _describe_absent(self, purpose: str, advice: str) -> str:
         """Returns which workers have not entered the collective `purpose`; `advice` if all have."""
         absent = [r for r, peer in self.peers.items() if peer.waits is None or peer.waits[0] != purpose]
         names = ", ".join(self.name(rank) for rank in absent)

@@ -81,7 +81,7 @@ def start(
         "key": key.value.hex(),
         "progressed": slurm_requeue.progressed(),
     }
-    # Its own session: Ctrl-C is for the worker. When the worker exits, the pipe closes.
+    # In a session of its own, so that Ctrl-C reaches only the worker. When the worker exits, the pipe closes.
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _PROGRAM],
         stdin=subprocess.PIPE,
@@ -160,7 +160,7 @@ async def _end_worker(known: Peers, pid: int, progressed: bool | None) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Returns True if a process is stopped (SIGSTOP)."""
+    """Returns True if a process is suspended (SIGSTOP)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")

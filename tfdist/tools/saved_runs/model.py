@@ -38,7 +38,7 @@ def load(saved: SavedRun, cluster: Cluster, which: str) -> keras.Model:
     """
     if which == "newest" and _is_exported(saved):
         return _load_exported(saved, cluster)
-    run = setup.build_run(saved.config, saved.workdir, cluster, config_file=None)
+    run = setup.build_run(saved.config, saved.workdir, cluster, trains=False)
     found = restore.find(cluster, lambda: checkpoint_format.find(saved.checkpoints, which))
     restore.restore(cluster, found, run.variables)
     contextlib.ExitStack().enter_context(run.evaluated_weights())  # Until the process ends.

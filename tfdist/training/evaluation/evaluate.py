@@ -23,7 +23,11 @@ def is_due(run: Run, step: int) -> bool:
 
 
 def evaluate(services: LoopServices, step: int, best: float | None = None, *, compare: bool = True) -> dict[str, float]:
-    """Evaluates the whole split after `step`, and reports the values; `compare`: whether to compare them with `best`.
+    """Evaluates the whole split after `step`, and reports the values.
+
+    Args:
+        best: the best value of `config.checkpoint.best_metric` so far; None: there is none.
+        compare: whether to compare the new values with `best`, so that the report marks a new best value.
 
     Returns:
         The means over all examples, by name.
@@ -34,7 +38,7 @@ def evaluate(services: LoopServices, step: int, best: float | None = None, *, co
     run, hooks = services.run, services.run.hooks
     with run.evaluated_weights():
         started = time.perf_counter()
-        with run.cluster.monitor.pause_timers():  # It may read the whole split, to store it.
+        with run.cluster.monitor.pause_timers():  # It may read the whole split, to keep it for later.
             found = run.stop.unless_stopped(run.feed.evaluation)
         if run.cluster.any_worker(found is None):
             raise StopRequested

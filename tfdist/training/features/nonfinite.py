@@ -118,17 +118,17 @@ def make_worker_check(variables: Mapping[str, Any]) -> Callable[[], str]:
     return check
 
 
-def make_diverged_error(services: LoopServices, text: str, numbers: tuple[int, int] | None = None) -> DivergedError:
+def make_diverged_error(services: LoopServices, text: str, steps: tuple[int, int] | None = None) -> DivergedError:
     """Makes the error that ends a diverged run. Every worker calls it.
 
     Args:
-        numbers: the first and last step, counted from 1, whose data may be the cause; None: unknown.
+        steps: the first and last step, counted from 1, whose data may be the cause; None: unknown.
     """
     from tfdist.training.consistency import example_search
     from tfdist.training.execution import DivergedError
 
     run = services.run
-    in_data = "" if numbers is None else _search_data(services, *numbers) or example_search.label_out_of_range(run)
+    in_data = "" if steps is None else _search_data(services, *steps) or example_search.label_out_of_range(run)
     if services.checkpointer is not None:
         services.checkpointer.wait_until_idle(heartbeat_monitor.writing_seconds())
     saved = None if run.workdir is None else directory.newest_step(run.checkpoints)

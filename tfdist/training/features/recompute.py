@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def find_errors(config: Config) -> Iterator[str]:
-    """Yields an error if XLA is set, which cannot compile such layers."""
+    """Yields an error if XLA is set, which would undo the recomputation."""
     if config.train.recompute and config.train.xla:
         reason = "XLA merges the recomputation with the first computation."
         yield f"train.recompute needs train.xla=False: {reason} Received: {config.train.recompute}"

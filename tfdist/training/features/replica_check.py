@@ -1,6 +1,7 @@
 """`config.consistency` and `config.report.state_hash`: all replicas must have the same state, whose hash is recorded.
 
-They are compared at the start, when due, and before each save: no run resumes from a state in which they differed.
+The replicas are compared at the start, when due, and before each save, so no run resumes from a state in which they
+differ.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def speed_up_layers(model: keras.Model, device_type: str) -> None:
 
 def prepare_optimizer(optimizer: keras.optimizers.Optimizer, cluster: Cluster) -> None:
     """Makes an optimizer accept summed gradients, use fused kernels, and divide work among replicas."""
-    optimizer_lib.adopt_reduction(optimizer, begin_apply=fused_updates.fuse(optimizer))
+    optimizer_lib.accept_summed_gradients(optimizer, begin_apply=fused_updates.fuse(optimizer))
     work_sharing.share_updates(optimizer, cluster)
 
 

@@ -114,7 +114,7 @@ def repeat_on_all_replicas(function: Callable[[], tf.Tensor]) -> None:
 
     def on_all_replicas(strategy: tf.distribute.Strategy, function: Callable) -> None:
         def run(again: tf.Tensor) -> tuple[tf.Tensor]:
-            again = strategy.extended.call_for_each_replica(_result, args=(function,))
+            again = strategy.extended.call_for_each_replica(_call, args=(function,))
             return (strategy.experimental_local_results(again)[0],)
 
         tf.while_loop(lambda again: again, run, (tf.constant(True),), parallel_iterations=1)
@@ -122,5 +122,5 @@ def repeat_on_all_replicas(function: Callable[[], tf.Tensor]) -> None:
     tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(function,))
 
 
-def _result(function: Callable[[], Any]) -> Any:
+def _call(function: Callable[[], Any]) -> Any:
     return function()

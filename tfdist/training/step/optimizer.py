@@ -65,19 +65,20 @@ def schedule_steps(rate: config_lib.LearningRate, steps_per_epoch: int, total_st
     )
 
 
-def adopt_reduction(optimizer: keras.optimizers.Optimizer, begin_apply: Callable[[], None]) -> None:
+def accept_summed_gradients(optimizer: keras.optimizers.Optimizer, begin_apply: Callable[[], None]) -> None:
     """Makes `optimizer.apply` accept gradients that are already summed.
 
-    Keras clips before its own sum over replicas, on each replica separately (an update of norm 0.97 instead of 0.5),
-    and checks only replica 0 for overflows. Given the sums, its clipping is right. Keras calls its sum once per apply,
-    before it updates the first weight; `begin_apply` is called there.
+    Keras clips on each replica, before it sums over replicas (an update of norm 0.97 instead of 0.5), and checks only
+    replica 0 for overflows. With summed gradients its clipping is right. The method that sums them is replaced by one
+    that returns its argument. Keras calls it once per `apply`, before it updates the first weight; so `begin_apply` is
+    called there.
     """
 
-    def reduce(grads_and_vars: Any) -> Any:
+    def return_unchanged(grads_and_vars: Any) -> Any:
         begin_apply()
         return grads_and_vars
 
-    patching.replace_attribute(optimizer, "_all_reduce_sum_gradients", reduce)
+    patching.replace_attribute(optimizer, "_all_reduce_sum_gradients", return_unchanged)
 
 
 def step_count(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
@@ -139,15 +140,15 @@ def start_averages(optimizer: keras.optimizers.Optimizer, variables: Sequence[ke
         and keras.ops.convert_to_numpy(optimizer.iterations) == 0
     ):
         averages = optimizer._model_variables_moving_average
-        for average, variable in zip(averages, variables, strict=False):  # As Keras updates them.
+        for average, variable in zip(averages, variables, strict=False):  # In pairs as in Keras.
             average.assign(variable)
 
 
 def evaluates_averages(config: config_lib.Config, optimizer: keras.optimizers.Optimizer) -> bool:
     """Returns whether the averages of an optimizer with `use_ema` are evaluated and exported instead of the weights."""
-    # This callback exchanges weights and averages itself.
-    exchanged = any(spec["target"].endswith(":SwapEMAWeights") for spec in config.callbacks)
-    return not exchanged and getattr(optimizer, "use_ema", False)
+    # This callback of Keras swaps weights and averages itself.
+    callback_swaps = any(spec["target"].endswith(":SwapEMAWeights") for spec in config.callbacks)
+    return not callback_swaps and getattr(optimizer, "use_ema", False)
 
 
 def evaluated_weights(

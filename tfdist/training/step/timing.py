@@ -1,8 +1,8 @@
 """Each worker's time: waiting for input, computing, communicating.
 
-Communication is the time from a replica's gradients being ready until their sums are: the all-reduce that no
-computation overlaps, and the wait for slower replicas. The seconds stay on the replica during an execution, and are
-reduced together with its totals.
+The time of communication starts when a replica's gradients are ready, and ends when their sums are ready: it is the
+part of the all-reduce that no computation overlaps, and the wait for slower replicas. The seconds stay on the replica
+during an execution, and are summed together with its totals.
 
 TensorFlow reads the time on the host. On a GPU, the host would wait until what is timed is finished, instead of
 launching the next step, so steps are not timed on GPUs unless `config.report.step_times` is set. With

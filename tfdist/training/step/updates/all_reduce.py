@@ -56,15 +56,15 @@ class AllReduce:
         # Tensors are sent from the end of the list: the gradients of the last layers are ready first.
         tensors = [*flags, *gradients]
         ready = self.clock(tensors)
-        exact = [(variable.value - old) * tables.as_dtype(weight, old.dtype) for variable, old in statistics]
+        changes = [(variable.value - old) * tables.as_dtype(weight, old.dtype) for variable, old in statistics]
         if options.dtype == "float32":
-            reduced = sum_over_replicas([*exact, *tensors], options)
-            exact, tensors = reduced[: len(exact)], reduced[len(exact) :]
-        else:
+            reduced = sum_over_replicas([*changes, *tensors], options)
+            changes, tensors = reduced[: len(changes)], reduced[len(changes) :]
+        else:  # The statistics are not rounded.
             tensors = sum_over_replicas(tensors, options)
-            exact = sum_over_replicas(exact, dataclasses.replace(options, dtype="float32"))
-        self.seconds.assign_add(self.clock([*tensors, *exact]) - ready)
-        for (variable, old), change in zip(statistics, exact, strict=True):
+            changes = sum_over_replicas(changes, dataclasses.replace(options, dtype="float32"))
+        self.seconds.assign_add(self.clock([*tensors, *changes]) - ready)
+        for (variable, old), change in zip(statistics, changes, strict=True):
             variable.assign(old + change)
         return tensors[len(flags) :], tensors[: len(flags)]
 
@@ -98,10 +98,8 @@ def sum_over_replicas(gradients: Gradients, options: config_lib.Communication) -
     ]
     if replica_context.num_replicas_in_sync > 1:
         dense = _sum_tensors(dense, options)
-        add, wire_type = (
-            functools.partial(_sum_tensors, options=options),
-            functools.partial(_wire_type, options=options),
-        )
+        add = functools.partial(_sum_tensors, options=options)
+        wire_type = functools.partial(_wire_type, options=options)
         rows = gathered_rows.gather(rows, add, wire_type) if rows else rows
     results = {True: iter(rows), False: iter(dense)}
     return [
@@ -116,7 +114,7 @@ def _sum_tensors(tensors: list[tf.Tensor], options: config_lib.Communication) ->
     for dtype in dict.fromkeys(tensor.dtype for tensor in wire):
         chosen = [i for i, tensor in enumerate(wire) if tensor.dtype == dtype]
         add = functools.partial(replica_context.all_reduce, tf.distribute.ReduceOp.SUM, options=communication)
-        # tfdist's ring over TCP replaces TensorFlow's all-reduce where it is in use.
+        # If the run uses tfdist's ring over TCP, it replaces TensorFlow's all-reduce.
         if replicas.rings and dtype in replicas.rings[0].DTYPES:
             add = functools.partial(replicas.rings[0].sum, bytes_per_pack=options.bytes_per_pack or 0)
         sums = add([wire[i] for i in chosen])

@@ -1,6 +1,6 @@
 """The update of a step is a chain of stages, listed in `make_update`.
 
-As in optax, each stage transforms the gradients; here its first argument is the rest of the chain.
+As in optax, each stage transforms the gradients. Here a stage also receives the rest of the chain, and calls it.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ Apply = Callable[[Gradients], None]
 def make_apply(
     config: config_lib.Train, cluster: Cluster, model: keras.Model, optimizer: keras.optimizers.Optimizer
 ) -> Apply:
-    """Returns the last stage, which clips the summed gradients, if `config.clip_norm` is set, and applies them."""
+    """Returns the end of the chain: clips the summed gradients, if `config.clip_norm` is set, and applies them."""
     clip_gradients = make_clip(config.clip_norm, cluster)
 
     def apply(gradients: Gradients) -> None:
@@ -88,7 +88,7 @@ def make_update(
     ]
 
     def apply_gradients(update: UpdateInput) -> None:
-        # Keras' optimizer does not sum them again: see `optimizer.adopt_reduction`.
+        # Keras' optimizer does not sum them again: see `optimizer.accept_summed_gradients`.
         apply(update.gradients)
 
     next_stage: NextStage = apply_gradients
@@ -166,7 +166,8 @@ def all_finite(gradients: Gradients) -> tf.Tensor:
 def make_clip(norm: float | None, cluster: Cluster) -> Callable[[Gradients], Gradients]:
     """Returns the function that clips gradients to the global L2 norm `norm`; None: it returns them unchanged.
 
-    With several workers, which may have different numbers of threads, one replica computes the norm of each tensor.
+    The rounding of a norm depends on the number of threads, which may differ between workers. So with several workers,
+    only one replica computes the norm of a tensor, and all use its value.
     """
     if norm is None:
         return lambda gradients: gradients
