@@ -758,7 +758,7 @@ def cond(original: Callable[..., Any], pred: Any, true_fn: Any = None, false_fn:
 
 def _is_of_step(branch: Any) -> bool:
     """Returns whether a branch is the user's, or an `if` of the user's that AutoGraph has converted."""
-    return user_code.defines(branch) or branch.__module__.startswith("tensorflow.python.autograph.")
+    return user_code.defines(branch) or f"{branch.__module__}".startswith("tensorflow.python.autograph.")
 
 
 def _trace_branch(
