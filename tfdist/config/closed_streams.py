@@ -24,8 +24,8 @@ def quiet() -> Iterator[None]:
 def open_closed() -> None:
     """Opens the standard streams that were closed when the process started: what is written there is lost.
 
-    Otherwise the next files that are opened have the numbers of such streams, and the lines that TensorFlow and child
-    processes write to them go to those files.
+    Otherwise the next files that are opened get the descriptors of these streams, and the output of TensorFlow and
+    child processes goes to these files.
     """
     for number in range(3):
         try:

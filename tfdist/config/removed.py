@@ -1,6 +1,6 @@
-"""What earlier releases had and this one has not, each with what to use instead. Imports no TensorFlow.
+"""Fields, commands and functions that were removed, each with what to use instead. Imports no TensorFlow.
 
-A config or a command that names one of these gets its sentence, and no guess at a similar name.
+A config or a command line that uses one of these gets this message, not a guess at a similar name.
 """
 
 import re
@@ -55,12 +55,12 @@ INSTEAD = {
     "tfdist.zoo.sources:prepared": "name the source of the images; to scale them once: docs/your-data.md.",
     "tfdist.zoo.schedules:exponential": _MOVED.format("tfdist.zoo.schedules:range_test"),
 }
-# Fields that changed how a run trains -> the values with which it trained as it does now.
+# Removed fields that affected the training -> the values with which a run trained as it does now.
 TRAINED = {"config.data.auto_shard": "auto", "config.train.asynchronous": False, "config.train.local_steps": 1}
 
 
 def sentence(name: str) -> str:
-    """Returns the sentence for a name in `INSTEAD`, or for one within it; "": there was none."""
+    """Returns the sentence for a name in `INSTEAD`, or for a field within it; "": nothing of this name was removed."""
     found = (instead for gone, instead in INSTEAD.items() if name == gone or name.startswith(f"{gone}."))
     return next((f"{name} was removed: {instead}" for instead in found), "")
 

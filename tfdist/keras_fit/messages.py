@@ -4,7 +4,7 @@ import sys
 
 # The texts, or their keys, that `log_once` has printed in this process.
 _said: set[str] = set()
-# Whether this process prints what all workers have found; see `speak_if`.
+# Whether `log_once` prints in this process.
 _speaks = True
 
 
@@ -20,7 +20,7 @@ def say(text: str) -> None:
 
 
 def log_once(text: str, key: str | None = None, *, everywhere: bool = False) -> None:
-    """Prints a line on the chief, unless one of the same `key`, by default the text itself, was printed before.
+    """Prints a line on the chief, only once for each `key`; the default key is the text itself.
 
     Args:
         everywhere: prints it on each worker that calls this.

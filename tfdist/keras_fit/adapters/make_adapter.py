@@ -46,7 +46,7 @@ def make_data_adapter(x: Any, y: Any, sample_weight: Any, options: DataOptions) 
 
 
 def split(x: Any, y: Any, sample_weight: Any, part: float) -> tuple[tuple, tuple]:
-    """Returns (x, y, sample_weight) of the first examples, and of the last fraction `part` of them, as Keras does."""
+    """Splits examples as Keras: returns (x, y, sample_weight) of the first ones, and of the last fraction `part`."""
     if not 0 < part < 1:
         raise ValueError(f"validation_split must be between 0 and 1. Received: {part!r}")
     return array_slicing.train_validation_split((x, y, sample_weight), validation_split=part)
@@ -68,7 +68,7 @@ def _is_of_other_library(x: Any) -> bool:
 
 
 def _by_keras(x: Any, options: DataOptions, *, is_generator: bool = False) -> Stream:
-    """Returns the adapter of the batches that Keras makes of data, or raises its ValueError, which names the type."""
+    """Lets Keras make batches of the data, and returns their adapter. Keras' ValueError names the type of the data."""
     found = data_adapters.get_data_adapter(x, batch_size=options.batch_size, steps_per_epoch=options.steps)
     return tf_dataset.of_dataset(
         found.get_tf_dataset(), options, length=found.num_batches, made_by_keras=True, is_generator=is_generator
@@ -92,7 +92,7 @@ def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomA
     if y is None and (sample_weight is not None or options.class_weight is not None):
         raise ValueError("Weights need targets. Received: y=None")
     if any(isinstance(part, int | float | str | np.generic) for part in keras.tree.flatten((x, y, sample_weight))):
-        raise ValueError("Lists are several inputs, as in Keras, and not arrays of numbers: use numpy.array(...).")
+        raise ValueError("A list means several inputs, as in Keras, not an array of numbers: use numpy.array(...).")
     if options.class_weight is not None:
         if keras.tree.is_nested(y):
             raise ValueError(f"class_weight is for models with a single output. Received: {len(y)} arrays of targets")

@@ -1,6 +1,6 @@
-"""`tfdist.step` and `tfdist.batches`: a training loop of one's own, distributed; docs/scripts.md has an example.
+"""`tfdist.step` and `tfdist.batches` distribute a script's own training loop; docs/scripts.md has an example.
 
-The function is the `train_step` of a model that holds what it refers to, so all that holds for such a step holds here.
+The function becomes the `train_step` of a model that holds the objects it uses, so the rules of a `train_step` apply.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ class Batch:
     """A global batch, of which each replica has its rows; for the functions that `tfdist.step` makes."""
 
     element: Any
-    # Of `element`, and as a text, which is a key.
+    # The spec of `element`; and the same as a string, for use as a key.
     spec: Any
     kind: str
     data: base.DataAdapter
 
 
 class _Loop(keras.Model):
-    """Holds what a step refers to; its `train_step` is the step."""
+    """A model that holds the objects a step uses; its `train_step` is the step."""
 
     def __init__(self, function: Callable[[Any], Any], parts: list[Any]):
         super().__init__()
@@ -55,7 +55,7 @@ class OneStep:
 
     def __init__(self, model: keras.Model | None, kind: str, name: str):
         self._model, self._kind, self._name = model, kind, name
-        # By the kind of the batch, with the function that is traced for it.
+        # Kind of a batch -> the step, and the function that is traced for this kind.
         self._made: dict[str, tuple[own_setup.OwnStep, Callable[[Any], None]]] = {}
         self._compared = kind != "train"
 
@@ -143,14 +143,15 @@ class Step(OneStep):
 
 
 def step(function: Callable[..., Any]) -> Step:
-    """Makes a function that trains on one batch run on all replicas, each with its rows of the batch.
+    """Distributes a function that trains on one batch: each replica runs it with its rows of the batch.
 
-    The function holds gradient tapes, losses and `optimizer.apply`, as a `train_step` (docs/own_step.md). It takes a
-    batch, or the parts of a batch that is a tuple, and returns scalars: a dict, a tuple or one. Models, optimizers and
-    metrics that it refers to, by closures or globals, are found; make them after `tfdist.connect()`, in its scope.
+    The function uses gradient tapes, losses and `optimizer.apply`, like a `train_step` (docs/own_step.md). It takes a
+    batch, or one argument for each part of a batch that is a tuple. It returns a scalar, or a tuple or dict of scalars.
+    It may use models, optimizers and metrics from closures or globals; make them after `tfdist.connect()`, in its
+    scope.
 
     Args:
-        function: called once to be traced, not once a step.
+        function: called only to be traced, not in each step.
 
     Returns:
         A function of a batch of `tfdist.batches`.
@@ -159,14 +160,14 @@ def step(function: Callable[..., Any]) -> Step:
 
 
 def batches(dataset: Any, *, batch_size: int | None = None) -> Iterator[Batch]:
-    """Yields the global batches of one pass over `dataset`, which every worker passes alike. Collective.
+    """Yields the global batches of one pass over `dataset`, which is the same on every worker. Collective.
 
     Args:
         dataset: a batched `tf.data.Dataset`, a `keras.utils.PyDataset`, or arrays.
         batch_size: examples of a step over all replicas, for arrays.
 
     Raises:
-        ValueError: the data is not supported, or workers have other data.
+        ValueError: the data is not supported, or the workers have different data.
     """
     cluster = _cluster()
     with script_state.running():
@@ -181,7 +182,7 @@ def batches(dataset: Any, *, batch_size: int | None = None) -> Iterator[Batch]:
                 element = next(elements)
             yield dataclasses.replace(batch, element=element)
             cluster.monitor.note_progress(index + 1)
-    finally:  # Also where the script leaves the pass.
+    finally:  # Also if the script leaves the loop early.
         cluster.monitor.stop_timer()
 
 
@@ -195,7 +196,7 @@ def on_batch(
         data: (x, y, sample_weight), the same on every worker; None for parts that are not given.
 
     Returns:
-        The model's metrics by name, since they were reset.
+        The model's metrics by name, over the steps since their reset.
     """
     given = tuple(part for part in data if part is not None)
     dataset = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(given))

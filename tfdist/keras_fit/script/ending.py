@@ -31,7 +31,7 @@ def collect_endings() -> Iterator[Callable[[], None]]:
         original(function)
 
     def end() -> None:
-        threading._shutdown()  # As Python does before `atexit`: idle threads of executors end only by it.
+        threading._shutdown()  # As Python does before `atexit`: otherwise idle threads of executors would not end.
         meets = registered and script_state.on_all_workers()
         while registered:
             try:

@@ -1,4 +1,4 @@
-"""Makes an unchanged Keras script train on all workers: its models' methods are tfdist's, its variables replicated."""
+"""Makes an unchanged Keras script train on all workers: replaces methods of models, and replicates variables."""
 
 import contextlib
 import dataclasses
@@ -31,12 +31,12 @@ _CONFIG_MODULES = (tf.config, tf.config.experimental, tf.config.threading)
 class FitSeeds:
     """A seed for each call of `fit`, for the order of the examples and the random numbers in steps.
 
-    Calls have different seeds. After the script has set a global seed again, they are those that followed it first: a
-    training that begins with `keras.utils.set_random_seed` can be repeated, as in Keras.
+    Calls have different seeds. If the script sets the same global seed again, the seeds start again at the one that
+    followed it the first time: a training that begins with `keras.utils.set_random_seed` can be repeated, as in Keras.
     """
 
     following: int = 0
-    # By global seed, the seed of the call of `fit` that followed it first.
+    # Global seed -> the seed of the next call of `fit` when it was first set.
     first: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def take(self) -> int:
@@ -58,7 +58,7 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
         workdir: the directory of the script's runs: the first call of `fit` is saved in fit1/, the second in fit2/, ...
             None: nothing is saved.
     """
-    # The class that defines it: Keras does not compile a loaded model of a class that overrides it.
+    # The class that defines `compile`: Keras does not compile a loaded model whose class overrides it.
     trainer = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
     seeds, calls = FitSeeds(), itertools.count(1)
     methods = _methods(cluster, workdir, seeds, calls)
@@ -66,7 +66,7 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
     with contextlib.ExitStack() as stack:
 
         def reset_graph(original: Callable[[], None]) -> None:
-            # The scope is one of the default graph, which keras.utils.clear_session replaces.
+            # The creator scope belongs to the default graph, which keras.utils.clear_session replaces.
             original()
             stack.enter_context(tf.variable_creator_scope(_creator(cluster)))
 
@@ -89,15 +89,15 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
         yield
         if workdir is not None and cluster.is_chief and (later := workdir / f"fit{next(calls)}").exists():
             messages.say(
-                f"WARNING: the script has made fewer calls of fit than before: {later} was not reached. If it skips "
-                "calls that it has made before, later ones take their checkpoints: let it make all calls. Finished "
-                "ones do not train again."
+                f"WARNING: the script has made fewer calls of fit than before: {later} was not reached. If the script "
+                "skips a call that it made before, later calls take its checkpoints: let the script make all calls. "
+                "Finished calls do not train again."
             )
 
 
 def _refuse_connect(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     raise ValueError(
-        "The script calls tfdist.connect, as tfdist.run has done already: start it without tfdist.run, as "
+        "The script calls tfdist.connect, which tfdist.run has done already: start it without tfdist.run, as "
         "docs/scripts.md shows, or remove tfdist's calls from it."
     )
 
@@ -112,7 +112,7 @@ def _methods(
             place = workdir / f"fit{next(calls)}"
         elif workdir is not None:
             messages.log_once(
-                f"what {search} trains is not saved in {workdir}: it may skip trainings that it has finished."
+                f"models that {search} trains are not saved in {workdir}: {search} may skip finished trainings."
             )
         with script_state.without_counting_draws():
             return api.fit(cluster, model, **given, workdir=place, seed=seeds.take())
@@ -181,7 +181,7 @@ def _apply_in_loop(
     grads: Any,
     trainable_variables: Any = None,
 ) -> Any:
-    """Calls the `apply` of an optimizer; in a loop of the script's own, says that each worker runs all of it."""
+    """Calls the `apply` of an optimizer; in a loop of the script's own, logs that each worker runs the whole loop."""
     alone = cluster.num_replicas == 1 or collective_guard.in_any_scope()
     if not alone and not script_state.is_running() and script_state.in_script():
         messages.log_once(
