@@ -123,7 +123,7 @@ def _explain(error: Exception) -> str:
         return f"{error.filename}, line {error.lineno}, `{(error.text or '').strip()}`: {error.msg}."
     if isinstance(error, KeyError) and error.args == ("get_config",):
         return _NO_CONFIG
-    sentence = removed.of_error(error)
+    sentence = removed.sentence_for_error(error)
     return sentence or user_code.explain(error) or f"{type(error).__name__}: {user_code.message(error)}"
 
 

@@ -5,7 +5,7 @@ A config or a command line that uses one of these gets this message, not a guess
 
 import re
 
-_NO_COPY = "a run whose replicas differ ends; the same command resumes from the newest checkpoint."
+_RUN_ENDS = "a run whose replicas differ ends; the same command resumes from the newest checkpoint."
 _KERAS_TENSORBOARD = "add {'target': 'keras.callbacks:TensorBoard', 'log_dir': 'WORKDIR/tensorboard/keras', "
 _KERAS_TENSORBOARD += "'histogram_freq': 1} to config.callbacks."
 _MOVED = "it is {} now, with the same arguments."
@@ -26,8 +26,8 @@ INSTEAD = {
     "halves the bytes.",
     "config.consistency.audit": "the comparisons of consistency.every find states that differ, and tfdist verify "
     "trains parts of a run again.",
-    "config.consistency.action": _NO_COPY,
-    "config.consistency.limit": _NO_COPY,
+    "config.consistency.action": _RUN_ENDS,
+    "config.consistency.limit": _RUN_ENDS,
     "config.train.shard_optimizer": "use train.micro_batches, or an optimizer with fewer slots; for a model that does "
     "not fit one GPU, FSDP.",
     "config.train.asynchronous": "tfdist asynchronous trains with parameter servers (docs/consistency.md).",
@@ -65,7 +65,7 @@ def sentence(name: str) -> str:
     return next((f"{name} was removed: {instead}" for instead in found), "")
 
 
-def of_error(error: BaseException) -> str:
+def sentence_for_error(error: BaseException) -> str:
     """Returns the sentence for an error of a config file that sets a removed field; "": another error."""
     named = re.findall(r"'(\w+)'", str(error)) if isinstance(error, TypeError | AttributeError) else []
     fields = (name for name in INSTEAD if name.startswith("config."))

@@ -160,7 +160,7 @@ def is_of_python(file: str) -> bool:
 
 
 @contextlib.contextmanager
-def exits_refused() -> Iterator[None]:
+def refuse_exit() -> Iterator[None]:
     """Raises ValueError for `sys.exit` in the block."""
     try:
         yield

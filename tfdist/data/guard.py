@@ -59,7 +59,7 @@ class Guarded:
     saved: bool = True
     # A script runs as it does under Keras, unless its workers or a resumed run would differ.
     is_script: bool = False
-    told: set[str] = dataclasses.field(default_factory=set)
+    warned: set[str] = dataclasses.field(default_factory=set)
     # What reads a variable, in words -> the variable, and its value at the trace.
     watched: dict[str, tuple[tf.Variable, bytes]] = dataclasses.field(default_factory=dict)
 
@@ -78,8 +78,8 @@ def _report(message: str, *, refuse: bool = False, doubtful: bool = False) -> No
     """Raises ValueError if workers or a resumed run differ, or if `refuse`; else warns once. `doubtful`: unproven."""
     if refuse or (_run.saved and not doubtful) or (_run.several_workers and not _run.is_script):
         raise ValueError(message)
-    if message not in _run.told:
-        _run.told.add(message)
+    if message not in _run.warned:
+        _run.warned.add(message)
         print(f"tfdist: WARNING: {message}", file=sys.stderr, flush=True)
 
 

@@ -40,7 +40,7 @@ def open_inputs(config: config_lib.Config) -> Inputs:
         prepare_all=finish_on_host(prepare, finish),
         objective=_finish_on_device(finish, objective),
         adapt=adapt,
-        described=_spec_of_finished(finish) if halves and finish else lambda spec: spec,
+        prepared_spec=_spec_of_finished(finish) if halves and finish else lambda spec: spec,
         train_source=open_source(config, train),
         evaluation_source=None if evaluation is None else open_source(config, evaluation),
     )

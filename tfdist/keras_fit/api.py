@@ -36,7 +36,7 @@ from tfdist.keras_fit.own_step import own_setup
 from tfdist.training import api as trainer
 
 
-def _with_integers(function: Callable) -> Callable:
+def _convert_integers(function: Callable) -> Callable:
     """Returns `function`, with integers of NumPy and TensorFlow in its options converted to Python's."""
 
     @functools.wraps(function)
@@ -53,7 +53,7 @@ def _as_integer(value: Any) -> Any:
     return value
 
 
-@_with_integers
+@_convert_integers
 def fit(
     cluster: Cluster,
     model: keras.Model,
@@ -97,7 +97,7 @@ def fit(
     """
     make_run.check_compiled(cluster, model, "fit")
     make_run.check_epochs(epochs, initial_epoch, validation_freq)
-    epochs = _at_most("max_epochs", epochs)
+    epochs = _apply_limit("max_epochs", epochs)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
     shuffle = bool(shuffle) and shuffle != "batch"  # "batch" reorders within a batch, which changes no gradient.
@@ -130,8 +130,8 @@ def fit(
         place = make_run.to_path(backup.backup_dir)
         config.checkpoint.every = config_lib.Every(**_interval(backup.save_freq))
         config.checkpoint.export = False
-    traced.tell_of_changes("train")
-    with interruption.handlers_if(place is not None) as stop, patches.patch_for_run(model) as stack:
+    traced.log_changes("train")
+    with interruption.handle_signals(place is not None) as stop, patches.patch_for_run(model) as stack:
         run = make_run.make_run(
             cluster, model, config, data, validation, callbacks, verbose, place, stop, stack, initial_epoch
         )
@@ -161,7 +161,7 @@ def _steps_made(run: trainer.Run) -> int:
     return int(keras.ops.convert_to_numpy(run.context.step_count))
 
 
-@_with_integers
+@_convert_integers
 def evaluate(
     cluster: Cluster,
     model: keras.Model,
@@ -196,20 +196,20 @@ def evaluate(
     make_run.check_compiled(cluster, model, "evaluate")
     data = _data_adapter(model, x, y, sample_weight, batch_size=batch_size, steps=steps)
     config = make_run.config_of_evaluation(model, data.batch_size)
-    make_run.traced_values(cluster, model).tell_of_changes("test")
+    make_run.traced_values(cluster, model).log_changes("test")
     with patches.patch_for_run(model) as stack:
         stop = interruption.StopRequest()
         run = make_run.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
-        made_for = make_run.evaluated_data(model, data)
+        made_for = make_run.evaluation_key(model, data)
         services = trainer.make_silent_services(
-            run, lambda steps: make_run.made_on_model(cluster, model, "evaluation", lambda: steps, *made_for)
+            run, lambda steps: make_run.keep_on_model(cluster, model, "evaluation", lambda: steps, *made_for)
         )
         logs = trainer.evaluate(services, 0)
     cluster.monitor.stop_timer()
     return dict(sorted(logs.items())) if return_dict else compiled_model.in_order(model, logs)
 
 
-@_with_integers
+@_convert_integers
 def predict(
     cluster: Cluster,
     model: keras.Model,
@@ -246,16 +246,16 @@ def predict(
     dataset = data.one_pass(trainer.replica_shard(cluster), reset=False)
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
     traced = make_run.traced_values(cluster, model)
-    traced.tell_of_changes("predict")
+    traced.log_changes("predict")
     make = functools.partial(predict_lib.Predictor, cluster, model, traced, data.element_spec)
-    predictor = make_run.made_on_model(cluster, model, "prediction", make)
+    predictor = make_run.keep_on_model(cluster, model, "prediction", make)
     found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner)
     data.end_epoch()
     cluster.monitor.stop_timer()
     return found
 
 
-def _at_most(name: str, given: int | None) -> int | None:
+def _apply_limit(name: str, given: int | None) -> int | None:
     """Returns `given`, or the limit `name` of `keras.config` if that is lower or `given` is None.
 
     Keras reads the environment variable of the limit at its import, before a script under tfdist.run can set it.
@@ -277,7 +277,7 @@ def _data_adapter(
     """Returns the adapter of data for `model`; `options` are the other fields of `base.DataOptions`."""
     given = base.DataOptions(
         **options,
-        steps=_at_most("max_steps_per_epoch", steps),
+        steps=_apply_limit("max_steps_per_epoch", steps),
         as_given=bool(own_setup.overrides(model)) if as_given is None else as_given,
     )
     return make_adapter.make_data_adapter(x, y, sample_weight, given)

@@ -67,7 +67,7 @@ def make_callbacks(
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
     if not script_state.in_script():
         return trainer.CallbackRunner(cluster, model, callbacks, bar, params)
-    script = functools.partial(script_state.running, by_tfdist=False)
+    script = functools.partial(script_state.tfdist_code, by_tfdist=False)
     return trainer.CallbackRunner(cluster, model, callbacks, bar, params, script, saves_draws)
 
 

@@ -53,7 +53,7 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
         TimeoutError, ValueError, OSError: as in `strategy.connect`; also ValueError if Keras has another backend.
     """
     global _connected
-    closed_streams.open_closed()
+    closed_streams.reopen()
     if keras.config.backend() != "tensorflow":
         raise ValueError(
             f"Keras needs the backend tensorflow. Received: {keras.config.backend()!r}. Import tfdist before keras, "
@@ -61,7 +61,7 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
         )
     trainer.adopt_remat_scopes()
     _connected = cluster = collective_guard.for_script(strategy.connect(options))
-    messages.speak_if(cluster.is_chief)
+    messages.log_only_on_chief(cluster.is_chief)
     # TensorFlow would warn that one function is retraced often: it counts those of all calls of `fit` as one.
     logging.getLogger("tensorflow").addFilter(lambda record: not _RETRACED.search(record.getMessage()))
     if seed is not None and eager_context.global_seed() is None:
@@ -72,11 +72,11 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
         sys.excepthook = _end_all_workers
         collective_guard.reject_keras_methods(cluster.strategy)
     else:
-        sys.excepthook = _report
+        sys.excepthook = _print_error
     return cluster
 
 
-def _report(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
+def _print_error(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
     error_report.report_exception(error)
 
 

@@ -72,7 +72,7 @@ def make_run(
         if "train" in kinds:
             context, more = prepare()
         else:
-            context, more = made_on_model(cluster, model, "evaluation_step", prepare, *evaluated_data(model, adapter))
+            context, more = keep_on_model(cluster, model, "evaluation_step", prepare, *evaluation_key(model, adapter))
     more = {**more, **shard_layers.check(cluster, trainer.layers_of_all_depths(model), context.statistics)}
     trainer.make_stateless(model, context.step_count, global_view.replica_of_draws, config.seed)
     compares = workdir is not None
@@ -103,7 +103,7 @@ def make_run(
 
 def traced_values(cluster: Cluster, model: keras.Model) -> plain_values.Traced:
     """Returns the values of attributes with which the step of a model is traced until the next `compile`."""
-    return made_on_model(cluster, model, "plain_values", lambda: plain_values.Traced(model))
+    return keep_on_model(cluster, model, "plain_values", lambda: plain_values.Traced(model))
 
 
 def _notes(cluster: Cluster, adapters: list[DataAdapter], workdir: Path | None) -> tuple[str, ...]:
@@ -124,12 +124,12 @@ def _advice_if_diverged(in_data: bool) -> str:
     )
 
 
-def evaluated_data(model: keras.Model, adapter: DataAdapter) -> tuple[Any, ...]:
+def evaluation_key(model: keras.Model, adapter: DataAdapter) -> tuple[Any, ...]:
     """Returns the properties of the data for which an evaluation is traced: the key under which it is kept."""
     return str(adapter.element_spec), adapter.batch_size, adapter.rows
 
 
-def made_on_model(cluster: Cluster, model: keras.Model, purpose: str, make: Callable[[], Any], *depends: Any) -> Any:
+def keep_on_model(cluster: Cluster, model: keras.Model, purpose: str, make: Callable[[], Any], *depends: Any) -> Any:
     """Returns the result of `make`, such as a traced function. It is kept on the model, and returned by later calls.
 
     After the next `compile`, or for other values in `depends`, `make` is called again.
@@ -184,7 +184,7 @@ def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:
 
     Raises:
         ValueError: names the argument, what it must be, and what was received.
-        RuntimeError: as `cluster.check`.
+        RuntimeError: as `cluster.require_all_workers`.
     """
     form = f"tfdist.{purpose}(cluster, model, x, ...)"
     if not isinstance(cluster, Cluster):
@@ -193,7 +193,7 @@ def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:
         )
     if not isinstance(model, keras.Model):
         raise ValueError(f"{form}: `model` must be a keras.Model. Received: {type(model).__name__}")
-    cluster_lib.check(f"tfdist.{purpose}")
+    cluster_lib.require_all_workers(f"tfdist.{purpose}")
     check_functions(model, _KINDS[purpose])
 
 
@@ -267,13 +267,13 @@ def _make_feed(
         compares: whether a resumed run compares its data with those of the earlier start.
     """
     shard = trainer.replica_shard(cluster)
-    validate_again = functools.partial(_validate_again, config.evaluation.every, adapter.steps, validation)
+    repeat_validation = functools.partial(_repeat_validation, config.evaluation.every, adapter.steps, validation)
 
     def open_training(start: int, stop: int) -> Iterator[Any] | None:
         if isinstance(adapter, Stream):
             return None
         for epoch in range(initial_epoch, start // adapter.steps):
-            validate_again(epoch)
+            repeat_validation(epoch)
         return cluster.distribute(adapter.dataset(shard, start, stop))
 
     def iterator_at(present: Iterator[Any] | None, step: int) -> Iterator[Any]:
@@ -289,7 +289,7 @@ def _make_feed(
             _compare_first_batches(cluster, adapter)
 
     if isinstance(adapter, Stream) and validation is not adapter:
-        adapter.validate = validate_again
+        adapter.validate = repeat_validation
         adapter.reset(initial_epoch)
     return Feed(
         sizes=Sizes(
@@ -312,8 +312,10 @@ def _make_feed(
     )
 
 
-def _validate_again(every: config_lib.Every, steps_per_epoch: int, validation: DataAdapter | None, epoch: int) -> None:
-    """Repeats on the validation data what an earlier start did to them after this epoch."""
+def _repeat_validation(
+    every: config_lib.Every, steps_per_epoch: int, validation: DataAdapter | None, epoch: int
+) -> None:
+    """Repeats on the validation data what an earlier start did to it after this epoch."""
     if validation is not None and trainer.DueSteps(every, steps_per_epoch).is_due((epoch + 1) * steps_per_epoch):
         validation.repeat_pass()
 

@@ -3,18 +3,18 @@
 import sys
 
 # The texts, or their keys, that `log_once` has printed in this process.
-_said: set[str] = set()
+_logged: set[str] = set()
 # Whether `log_once` prints in this process.
-_speaks = True
+_is_enabled = True
 
 
-def speak_if(is_chief: bool) -> None:
+def log_only_on_chief(is_chief: bool) -> None:
     """Makes `log_once` print on the chief only."""
-    global _speaks
-    _speaks = is_chief
+    global _is_enabled
+    _is_enabled = is_chief
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """Prints a line."""
     print(f"tfdist: {text}", file=sys.stderr, flush=True)
 
@@ -26,6 +26,6 @@ def log_once(text: str, key: str | None = None, *, everywhere: bool = False) -> 
         everywhere: prints it on each worker that calls this.
     """
     key = text if key is None else key
-    if (_speaks or everywhere) and key not in _said:
-        _said.add(key)
-        say(text)
+    if (_is_enabled or everywhere) and key not in _logged:
+        _logged.add(key)
+        log(text)

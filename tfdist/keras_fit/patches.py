@@ -33,7 +33,7 @@ def patch_keras() -> Iterator[None]:
             (keras.optimizers.LossScaleOptimizer, "apply", global_view.apply),
             (keras.Loss, "__call__", in_step(own_rows.call_loss)),
             (keras.Model, "compute_loss", in_step(own_rows.compute_loss)),
-            (keras.optimizers.Optimizer, "_all_reduce_sum_gradients", in_step(_keep)),
+            (keras.optimizers.Optimizer, "_all_reduce_sum_gradients", in_step(_return_last)),
             (keras.optimizers.Optimizer, "_overwrite_model_variables_with_average_value", _overwrite),
             (cond_ops, "cond", global_view.cond),
             (type(tf.function(keras.Model)), "__call__", in_step(_call_function)),
@@ -48,12 +48,12 @@ def patch_keras() -> Iterator[None]:
             (tf.autodiff.ForwardAccumulator, "__init__", in_step(_refuse("tf.autodiff.ForwardAccumulator"))),
             *one_replica.REPLACED,
             (tf.nn, "compute_average_loss", in_step(_average_loss)),
-            (tf.nn, "scale_regularization_loss", in_step(_keep)),
+            (tf.nn, "scale_regularization_loss", in_step(_return_last)),
             (tf.GradientTape, "__enter__", in_step(_enter)),
             (tf.GradientTape, "__exit__", in_step(_exit)),
         ):
             stack.enter_context(patch(owner, name, replacement))
-        stack.enter_context(trainer.show_one_replica(_asks_in_step))
+        stack.enter_context(trainer.show_one_replica(_must_see_one_replica))
         yield
 
 
@@ -73,7 +73,7 @@ def patch_for_run(model: keras.Model) -> Iterator[contextlib.ExitStack]:
         yield stack
 
 
-def _asks_in_step(file: str) -> bool:
+def _must_see_one_replica(file: str) -> bool:
     """Returns whether code of `file` is the user's and runs in a step, where it must see one replica."""
     return global_view.of_step() is not None and user_code.is_users(file)
 
@@ -83,7 +83,7 @@ def _call(original: Callable, layer: keras.Layer, *args: Any, **keywords: Any) -
     return original(layer, *args, **keywords) if view is None else view.call(original, layer, *args, **keywords)
 
 
-def _keep(view: GlobalView, original: Callable, *args: Any) -> Any:
+def _return_last(view: GlobalView, original: Callable, *args: Any) -> Any:
     """Returns its last argument: gradients and losses are already those of the global batch."""
     return args[-1]
 
@@ -138,12 +138,12 @@ def _gradient(
     # Layers that the backward pass calls again, as keras.remat does, are not code of the step.
     with set_in_block(view, in_layer=True):
         if view.discovers:
-            return _without_effect(functools.partial(original, tape, target), sources, *args)
+            return _traced_gradients(functools.partial(original, tape, target), sources, *args)
         found = original(tape, target, sources, *args, **options)
     return view.complete_gradients(found, sources)
 
 
-def _without_effect(gradient: Callable, sources: Any, output_gradients: Any = None, *unused: Any) -> Any:
+def _traced_gradients(gradient: Callable, sources: Any, output_gradients: Any = None, *unused: Any) -> Any:
     """Returns gradients for a trace without effect: zeros for variables, and for inputs without a gradient.
 
     The gradients of other inputs are computed, because they may be part of a loss.

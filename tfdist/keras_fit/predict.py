@@ -65,7 +65,7 @@ class Predictor:
         """Returns whether the calls of layers that Keras' `predict_step` makes are known not to mix rows."""
 
         def trace(view: GlobalView, data: Any) -> None:
-            with patches.patch_keras(), global_view.tracing_if(True, view):
+            with patches.patch_keras(), global_view.tracing_step(True, view):
                 self._model.predict_step(view.whole_batch(data))
 
         if takes_data_as_given(self._model):
@@ -76,7 +76,7 @@ class Predictor:
                 flat[index] = tf.TensorSpec([None, *flat[index].shape[1:]], flat[index].dtype)
         left = iter(flat)
         of_any_size = tf.nest.map_structure(lambda one: one if one is None else next(left), element_spec)
-        with plain_values.put_back(self._model):
+        with plain_values.restore_values(self._model):
             return not any(probe.mixing_layers(trace, of_any_size))
 
     def bind(self, iterator: Iterator) -> Callable[[], Any]:

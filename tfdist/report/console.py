@@ -57,7 +57,7 @@ class Console:
         """Writes the line of the last report of training."""
         row, self.pending = self.pending, None
         if row is not None:
-            self._line(lines.of_row(row, self.epochs, clock=not self.terminal))
+            self._line(lines.format_row(row, self.epochs, clock=not self.terminal))
 
     def line(self, text: str, *, always: bool = False) -> None:
         """Writes a permanent line if `always`, or if the console shows any; the next report redraws the bar."""

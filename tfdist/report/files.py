@@ -41,7 +41,7 @@ def waiting(path: str | os.PathLike[str]) -> Iterator[None]:
         _waits = None
 
 
-def waits() -> tuple[str, float] | None:
+def current_wait() -> tuple[str, float] | None:
     """Returns the path that the main thread waits for, and since when, by `time.monotonic`; None: it does not wait."""
     return _waits
 

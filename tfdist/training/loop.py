@@ -30,7 +30,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
         SystemExit: a hook of a script raised it.
     """
-    run.cluster.monitor.waits_for_file = files.waits
+    run.cluster.monitor.waits_for_file = files.current_wait
     run.cluster.monitor.writing_seconds = lambda: 3 * run.stop.save_seconds()
     config_changes = opening.check_same_config(run, allow_config_changes)
     finished = None if run.is_script else opening.read_finished(run)

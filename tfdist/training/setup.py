@@ -102,7 +102,7 @@ def connect(
         cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=shared, stop=stop)
     except interruption.StopError as error:
         raise interruption.StopError(f"{error}: {directory.describe_remaining(workdir / 'checkpoints')}") from None
-    cluster.monitor.waits_for_file = files.waits
+    cluster.monitor.waits_for_file = files.current_wait
     if cluster.is_chief:  # Only the chief checks the time limit.
         stop.job_end = slurm_job.end_time(os.environ)
         if config.cluster.time_limit_seconds is not None:

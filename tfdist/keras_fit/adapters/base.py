@@ -159,7 +159,7 @@ class RandomAccess(DataAdapter):
             replica = shard.first_replica + number % shard.local_replicas
             ids, _, _ = self.ids(tf.constant(step - 1, tf.int64), tf.constant(replica, tf.int64), shard.num_replicas)
             place = functools.partial(_place, ids.numpy())
-            yield Rows(step=step, columns=arrays_of(given(element["data"])), place=place)
+            yield Rows(step=step, columns=arrays_of(unwrap(element["data"])), place=place)
 
 
 def _place(ids: np.ndarray, column: str, at: tuple[int, ...]) -> str:
@@ -193,7 +193,7 @@ def numbers_of_rows(data: Any, divided: list[bool]) -> list[int | None]:
     return [one.shape[0] if has else 0 for one, has in zip(flat, divided, strict=True)]
 
 
-def given(data: Any) -> Any:
+def unwrap(data: Any) -> Any:
     """Returns the data of an element as (x,), (x, y) or (x, y, sample_weight), even if wrapped as ((x, y),)."""
     return data[0] if len(data) == 1 and isinstance(data[0], tuple) else data
 

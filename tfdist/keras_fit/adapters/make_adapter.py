@@ -33,15 +33,15 @@ def make_data_adapter(x: Any, y: Any, sample_weight: Any, options: DataOptions) 
     if not is_arrays(x) and (y is not None or sample_weight is not None):
         raise ValueError(f"A {type(x).__name__} contains targets and weights: remove y and sample_weight.")
     if isinstance(x, tf.data.Dataset):
-        return tf_dataset.of_dataset(x, options)
+        return tf_dataset.adapt_dataset(x, options)
     if isinstance(x, keras.utils.PyDataset):
-        return tf_dataset.of_py_dataset(x, options)
+        return tf_dataset.adapt_py_dataset(x, options)
     if isinstance(x, Iterator):
         return _generator(x, options)
     if _is_source(x):
         return _source(x, options)
     if _is_of_other_library(x):
-        return _by_keras(x, options)
+        return _batches_of_keras(x, options)
     return _arrays(x, y, sample_weight, options)
 
 
@@ -67,10 +67,10 @@ def _is_of_other_library(x: Any) -> bool:
     return not keras.tree.is_nested(x) and not array_data_adapter.can_convert_arrays(x)
 
 
-def _by_keras(x: Any, options: DataOptions, *, is_generator: bool = False) -> Stream:
+def _batches_of_keras(x: Any, options: DataOptions, *, is_generator: bool = False) -> Stream:
     """Lets Keras make batches of the data, and returns their adapter. Keras' ValueError names the type of the data."""
     found = data_adapters.get_data_adapter(x, batch_size=options.batch_size, steps_per_epoch=options.steps)
-    return tf_dataset.of_dataset(
+    return tf_dataset.adapt_dataset(
         found.get_tf_dataset(), options, length=found.num_batches, made_by_keras=True, is_generator=is_generator
     )
 
@@ -79,7 +79,7 @@ def _generator(generator: Iterator, options: DataOptions) -> Stream:
     """Returns the adapter of a generator: as in Keras, each evaluation begins with its first two batches."""
     if options.steps is None:
         raise ValueError("The length of a generator is unknown: pass steps_per_epoch (or validation_steps, or steps).")
-    found = _by_keras((tf_dataset.as_tuple(batch) for batch in generator), options, is_generator=True)
+    found = _batches_of_keras((tf_dataset.as_tuple(batch) for batch in generator), options, is_generator=True)
     found.resume_caveat = (
         "a generator must return the same batches in every start and on every worker; a resumed run reads and skips "
         "the batches of finished steps"

@@ -68,7 +68,7 @@ class Passes:
         self._begin()
         self._skip(self._behind + first)
 
-    def pass_over(self, steps: int) -> None:
+    def skip_epoch(self, steps: int) -> None:
         """Begins an epoch and skips its first steps. Reads them only if later batches depend on it."""
         self._begin()
         self._behind += steps

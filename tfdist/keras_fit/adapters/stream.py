@@ -42,7 +42,7 @@ class Stream(DataAdapter):
     validate: Callable[[int], None] = lambda epoch: None
 
     def __post_init__(self) -> None:
-        self._epoch, self._within, self._opened = -1, False, False
+        self._epoch, self._in_epoch, self._was_opened = -1, False, False
         # The summary of the first batch of the epoch; zeros if it was not noted.
         self.first_batch = same_data.summary([])
         self._made: dict[Any, tf.data.Dataset] = {}
@@ -56,29 +56,29 @@ class Stream(DataAdapter):
     def begin_epoch(self, epoch: int) -> None:
         """Begins an epoch of training; first repeats the earlier epochs, which an earlier start has made."""
         while self._epoch < epoch:
-            if self._within:
+            if self._in_epoch:
                 self._repeat(self.steps)
             self._begin(self._epoch + 1)
 
     def _begin(self, epoch: int) -> None:
-        self._epoch, self._within, self._opened = epoch, True, False
+        self._epoch, self._in_epoch, self._was_opened = epoch, True, False
         self.on_epoch_begin()
 
     def _repeat(self, steps: int) -> None:
-        if not self._opened:
-            self.passes.pass_over(steps)
+        if not self._was_opened:
+            self.passes.skip_epoch(steps)
         if steps == self.steps:
             self.end_epoch()
             self.validate(self._epoch)
 
     def end_epoch(self) -> None:
-        self._within = False
+        self._in_epoch = False
         self.passes.end()
         self.on_epoch_end()
 
     def finish(self, steps: int) -> None:
         self.begin_epoch((steps - 1) // self.steps)
-        if self._within:
+        if self._in_epoch:
             self._repeat((steps - 1) % self.steps + 1)
 
     def one_pass(self, shard: ReplicaShard, *, reset: bool) -> tf.data.Dataset:
@@ -90,7 +90,7 @@ class Stream(DataAdapter):
     def repeat_pass(self) -> None:
         self.reset(0)
         self._begin(0)
-        self.passes.pass_over(self.steps)
+        self.passes.skip_epoch(self.steps)
         self.end_epoch()
 
     def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
@@ -99,7 +99,7 @@ class Stream(DataAdapter):
 
     def elements(self, shard: ReplicaShard, first: int = 0) -> tf.data.Dataset:
         """Returns this worker's elements of the epoch that has begun, from step `first` on."""
-        self._opened = True
+        self._was_opened = True
         self.passes.begin(first)
         if (shard, first) not in self._made:  # It takes time to trace.
             self._made = {(shard, first): self._elements(shard, first)}

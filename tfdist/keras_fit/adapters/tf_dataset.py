@@ -20,7 +20,7 @@ from tfdist.keras_fit.adapters.passes import Passes
 from tfdist.keras_fit.adapters.stream import Stream
 
 
-def of_dataset(
+def adapt_dataset(
     dataset: tf.data.Dataset,
     options: DataOptions,
     *,
@@ -82,7 +82,7 @@ def of_dataset(
     )
 
 
-def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Stream:
+def adapt_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Stream:
     """Returns the adapter for a `keras.utils.PyDataset`; see `make_adapter.make_data_adapter`."""
     name = type(data).__name__
     try:
@@ -122,7 +122,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Stream:
     batches = numbers.map(load, num_parallel_calls=calls, deterministic=True) if calls > 1 else numbers.map(load)
     sizes = tuple(one.shape[0] if len(one.shape) else 0 for one in tf.nest.flatten(samples[0]))
     return dataclasses.replace(
-        of_dataset(batches, options, sizes=sizes, made_by_keras=True, is_indexed=True),
+        adapt_dataset(batches, options, sizes=sizes, made_by_keras=True, is_indexed=True),
         sample_columns=lambda: base.arrays_of(samples[0]),
         resume_caveat=f"{name}.{hooks[-1]} must do the same in every start and on every worker" if hooks else None,
         on_epoch_begin=data.on_epoch_begin,

@@ -21,7 +21,7 @@ from tfdist.keras_fit.whole_batch import global_view, own_rows, probe
 from tfdist.keras_fit.whole_batch.global_view import GlobalView, Plan
 
 # The trace without effect has this many times the rows of a batch: no other tensor has as many by chance.
-_MANY = 997
+_TRACED_BATCHES = 997
 # train_step(data) -> the values that it reports.
 StepFunction = Callable[[Any], Any]
 
@@ -82,7 +82,7 @@ def discover(
         applied.setdefault(id(optimizer), (optimizer, list(variables or ())))
 
     def run(view: GlobalView, data: Any) -> tuple[Any, dict]:
-        with contextlib.ExitStack() as stack, global_view.tracing_if(True, view):
+        with contextlib.ExitStack() as stack, global_view.tracing_step(True, view):
             for kind in _subclasses(keras.optimizers.Optimizer):
                 if "apply" in vars(kind):
                     stack.enter_context(patch(kind, "apply", apply))
@@ -116,21 +116,21 @@ def discover(
     is_built, noted_metrics = all(getattr(one, "built", True) for one in parts), 0
     with cluster.scope():
 
-        def dry() -> None:
+        def dry_run() -> None:
             nonlocal noted_metrics
             noted_metrics = len(all_metrics(model))
             plain_values.trace_without_effect(model, trace, with_rows())
 
         # Layers are built for the shapes of the data, and error messages name these shapes.
         if not is_built or is_static:
-            dry()
+            dry_run()
         if not is_static:
             try:
-                batch = _MANY * batch_size
-                dry()
+                batch = _TRACED_BATCHES * batch_size
+                dry_run()
             except Exception:  # The step may need the size of a batch.
                 batch = batch_size
-                dry()
+                dry_run()
         if cluster.num_replicas > 1 and probe.may_mix(model):
             whole_layers, names, untried = probe.mixing_layers(run, element_spec)
             known, of_keras = probe.layers_known_to_mix(model)
@@ -138,10 +138,10 @@ def discover(
             _warn_of(names, untried)
             whole_layers = whole_layers if global_view.whole_calls else []
         if len(all_metrics(model)) > noted_metrics or whole_layers:
-            dry()  # The trace made metrics, whose calls were not noted; or some layers must be called on whole tensors.
+            dry_run()  # Calls of metrics that the trace made were not noted; or layers must be called on whole tensors.
         if found[0].updating:
             whole_layers = whole_layers + found[0].updating
-            dry()
+            dry_run()
     plan, values, noted = found
     for key, value in values.items():
         shape = tf.convert_to_tensor(value).shape

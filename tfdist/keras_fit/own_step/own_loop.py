@@ -38,7 +38,7 @@ class Batch:
     data: base.DataAdapter
 
 
-class _Loop(keras.Model):
+class _StepModel(keras.Model):
     """A model that holds the objects a step uses; its `train_step` is the step."""
 
     def __init__(self, function: Callable[[Any], Any], parts: list[Any]):
@@ -62,7 +62,7 @@ class OneStep:
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Makes one step. Collective: every worker calls it with its part of the batch; returns numbers by name."""
         cluster = _cluster()
-        with script_state.running():
+        with script_state.tfdist_code():
             if batch.kind not in self._made:
                 self._made[batch.kind] = self.make(cluster, batch)
             own, run = self._made[batch.kind]
@@ -127,7 +127,7 @@ class Step(OneStep):
             with cluster.scope():
                 optimizers = [one for one in self._parts if isinstance(one, keras.Optimizer)]
                 others = [one for one in self._parts if not isinstance(one, keras.Optimizer)]
-                self._model = _Loop(self._call_by_name, others)
+                self._model = _StepModel(self._call_by_name, others)
                 self._model.compile(optimizer=optimizers[0] if optimizers else "sgd")
         return super().make(cluster, batch)
 
@@ -170,7 +170,7 @@ def batches(dataset: Any, *, batch_size: int | None = None) -> Iterator[Batch]:
         ValueError: the data is not supported, or the workers have different data.
     """
     cluster = _cluster()
-    with script_state.running():
+    with script_state.tfdist_code():
         options = base.DataOptions(as_given=True, batch_size=batch_size)
         data = make_adapter.make_data_adapter(dataset, None, None, options)
         same_data.check_same_data(cluster, data)
@@ -178,7 +178,7 @@ def batches(dataset: Any, *, batch_size: int | None = None) -> Iterator[Batch]:
         batch = Batch(None, elements.element_spec, str(elements.element_spec), data)
     try:
         for index in range(data.steps):
-            with script_state.running():
+            with script_state.tfdist_code():
                 element = next(elements)
             yield dataclasses.replace(batch, element=element)
             cluster.monitor.note_progress(index + 1)
@@ -200,12 +200,12 @@ def on_batch(
     """
     given = tuple(part for part in data if part is not None)
     dataset = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(given))
-    with script_state.running():
+    with script_state.tfdist_code():
         options = base.DataOptions(as_given=True, class_weight=class_weight)
         adapter = _with_all_parts(make_adapter.make_data_adapter(dataset, None, None, options))
         elements = cluster.distribute(adapter.dataset(trainer.replica_shard(cluster), 0, 1))
         spec, name = elements.element_spec, f"{type(model).__name__}.{kind}_step"
-        make_step = make_run.made_on_model(cluster, model, f"{kind}_on_batch", lambda: OneStep(model, kind, name))
+        make_step = make_run.keep_on_model(cluster, model, f"{kind}_on_batch", lambda: OneStep(model, kind, name))
         return make_step(Batch(next(elements), spec, str(spec), adapter))
 
 

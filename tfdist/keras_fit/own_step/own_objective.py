@@ -66,7 +66,7 @@ class OwnStepObjective(trainer.Objective):
             tf.compat.v1.name_scope(None),
             trainer.shard_present(rows.present),
             trainer.convert_in_fixed_order(),
-            global_view.tracing_if(self._views_batch, view),
+            global_view.tracing_step(self._views_batch, view),
         ):
             data = shard["data"][0] if self.as_given else shard["data"]
             try:
@@ -165,7 +165,7 @@ def train_step(context: trainer.StepContext, shard: Element) -> tf.Tensor:
     def average(gradients: list[Any], variables: list[Any]) -> list[Any]:
         optimizer = next((owners[id(one)] for one in variables if id(one) in owners), context.optimizer)
         owner = getattr(optimizer, "inner_optimizer", optimizer)
-        gradients, looked_up = global_view.of_step().once(gradients, variables)
+        gradients, looked_up = global_view.of_step().count_lookups_once(gradients, variables)
         gradients = trainer.select_rows(gradients, variables, [shard["data"], *looked_up], owner)
         gradients = trainer.scale_gradients(gradients, 1 / context.cluster.num_replicas)
         return context.reduction(gradients, [], [], fraction)[0]

@@ -44,7 +44,7 @@ class Traced:
         # By the kind of the step: "train", "test" or "predict".
         self._values: dict[str, _Values] = {}
 
-    def tell_of_changes(self, kind: str) -> None:
+    def log_changes(self, kind: str) -> None:
         """Logs which values have changed since the end of the last `fit`, but have no effect on the step of this kind.
 
         Raises:
@@ -111,12 +111,12 @@ def trace_without_effect(model: keras.Model, function: Callable[[Any], Any], ele
 
     Does not use Keras' symbolic tensors, which cannot be ragged or sparse.
     """
-    with put_back(model), keras.StatelessScope(collect_losses=True), keras.SymbolicScope():
+    with restore_values(model), keras.StatelessScope(collect_losses=True), keras.SymbolicScope():
         tf.function(function, autograph=False).get_concrete_function(element_spec)
 
 
 @contextlib.contextmanager
-def put_back(model: keras.Model) -> Iterator[None]:
+def restore_values(model: keras.Model) -> Iterator[None]:
     """Restores attributes and lists after the block, which traces a step without effect.
 
     Layers that the block builds keep the attributes that `build` sets.

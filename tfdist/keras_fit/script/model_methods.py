@@ -88,7 +88,7 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
         stack.enter_context(tf.variable_creator_scope(_creator(cluster)))
         yield
         if workdir is not None and cluster.is_chief and (later := workdir / f"fit{next(calls)}").exists():
-            messages.say(
+            messages.log(
                 f"WARNING: the script has made fewer calls of fit than before: {later} was not reached. If the script "
                 "skips a call that it made before, later calls take its checkpoints: let the script make all calls. "
                 "Finished calls do not train again."
@@ -122,7 +122,7 @@ def _methods(
             return api.evaluate(cluster, model, **_arguments(original, model, args, keywords))
 
     def predict(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
-        if cluster_lib.on_this_worker_only():  # In a callback.
+        if cluster_lib.is_on_one_worker():  # In a callback.
             return original(model, *args, **keywords)
         with script_state.without_counting_draws():
             return api.predict(cluster, model, **_arguments(original, model, args, keywords))
@@ -168,7 +168,7 @@ def _arguments(original: Callable[..., Any], model: keras.Model, args: tuple, ke
 
 def _in_scope(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     # While fit runs, tfdist enters the scope itself, and callbacks on the chief may make objects of their own.
-    if script_state.is_running():
+    if script_state.in_tfdist_code():
         return original(*args, **keywords)
     with cluster.scope():
         return original(*args, **keywords)
@@ -183,7 +183,7 @@ def _apply_in_loop(
 ) -> Any:
     """Calls the `apply` of an optimizer; in a loop of the script's own, logs that each worker runs the whole loop."""
     alone = cluster.num_replicas == 1 or collective_guard.in_any_scope()
-    if not alone and not script_state.is_running() and script_state.in_script():
+    if not alone and not script_state.in_tfdist_code() and script_state.in_script():
         messages.log_once(
             "the script applies gradients in a loop of its own, which every worker runs as a whole on one device: "
             "tfdist.step and tfdist.batches distribute it (docs/scripts.md, Own loops)."
@@ -210,7 +210,7 @@ def _creator(cluster: Cluster) -> Callable[..., tf.Variable]:
 
     def create(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
         nonlocal entered
-        if entered or script_state.is_running() or collective_guard.in_any_scope():
+        if entered or script_state.in_tfdist_code() or collective_guard.in_any_scope():
             return next_creator(**keywords)
         entered = True
         try:

@@ -69,7 +69,7 @@ def _forget_script() -> None:
 os.register_at_fork(after_in_child=_forget_script)
 
 
-def running(by_tfdist: bool = True) -> contextlib.AbstractContextManager[None]:
+def tfdist_code(by_tfdist: bool = True) -> contextlib.AbstractContextManager[None]:
     """Marks a block of tfdist's own code: its files, and the variables that Keras makes for it, are this worker's only.
 
     Args:
@@ -85,7 +85,7 @@ def without_counting_draws() -> Iterator[None]:
         yield
         return
     _script.draws += 1
-    with running(), patching.set_in_block(_script, draws=_script.draws << _DRAWS_BITS):
+    with tfdist_code(), patching.set_in_block(_script, draws=_script.draws << _DRAWS_BITS):
         yield
 
 
@@ -97,8 +97,8 @@ def next_draw() -> int:
     return _script.draws
 
 
-def is_running() -> bool:
-    """Returns True within `running`."""
+def in_tfdist_code() -> bool:
+    """Returns True within `tfdist_code`."""
     return _script is not None and _script.by_tfdist
 
 
@@ -114,7 +114,7 @@ def on_all_workers() -> bool:
 
 def _draws_for_all() -> bool:
     """Returns True if all workers draw the same numbers: in the main thread, unless one worker runs alone."""
-    return not cluster_lib.on_this_worker_only() and threading.current_thread() is threading.main_thread()
+    return not cluster_lib.is_on_one_worker() and threading.current_thread() is threading.main_thread()
 
 
 def line_of_script(path: Any = None) -> str:
@@ -127,13 +127,13 @@ def line_of_script(path: Any = None) -> str:
         path: the file that the function writes; None: the function has no file. A file that a library writes counts as
             the script's, such as a picture, unless it is in a hidden directory or in the library.
     """
-    if not on_all_workers() or (path is not None and (not _is_path(path) or is_own(path))):
+    if not on_all_workers() or (path is not None and (not _is_path(path) or is_private(path))):
         return ""
     frame, by_library = inspect.currentframe(), False
-    while frame is not None and (owner := _owner(frame.f_code.co_filename)) != "user":
-        if owner == "import":
+    while frame is not None and (kind := _kind_of_code(frame.f_code.co_filename)) != "user":
+        if kind == "import":
             return ""
-        by_library = by_library or owner == "library"
+        by_library = by_library or kind == "library"
         frame = frame.f_back
     if frame is None or (by_library and (path is None or _is_of_library(path))):
         return ""
@@ -152,7 +152,7 @@ def calling_search() -> str:
 
 
 @functools.cache
-def _owner(file: str) -> str:
+def _kind_of_code(file: str) -> str:
     """Returns whose code `file` is: "user", "library", "import", or "" for Python and this directory."""
     if file.startswith("<frozen importlib"):
         return "import"
@@ -171,7 +171,7 @@ def _is_of_library(path: Any) -> bool:
     return any(part.startswith(".") for part in place.split(os.sep)) or not user_code.is_users(place)
 
 
-def is_own(path: Any) -> bool:
+def is_private(path: Any) -> bool:
     """Returns whether a path is private to this worker: in its temporary directory, or the null device."""
     if not _is_path(path):
         return False
@@ -229,7 +229,7 @@ def is_first_of_host() -> bool:
     return not hosts or hosts.index(hosts[_script.cluster.rank]) == _script.cluster.rank
 
 
-def on_owner(place: str, function: Callable[[], Any], path: Any = None) -> Any:
+def call_on_owner(place: str, function: Callable[[], Any], path: Any = None) -> Any:
     """Calls `function` on the worker that owns `path`, while the others wait. Collective: all workers call it.
 
     Returns:
@@ -242,7 +242,7 @@ def on_owner(place: str, function: Callable[[], Any], path: Any = None) -> Any:
     barrier(place, path)
     calls, returned, failed = writes_here(path), None, None
     if calls:
-        with running(), cluster_lib.on_one_worker(f"what {place} writes", "call it outside"):
+        with tfdist_code(), cluster_lib.on_one_worker(f"what {place} writes", "call it outside"):
             try:
                 returned = function()
             except Exception as error:

@@ -92,7 +92,7 @@ def write_once(cluster: Cluster) -> Iterator[None]:
         (tf.train.Checkpoint, ["save", "write"], _save_checkpoint),
         (tf.train.CheckpointManager, ["save"], _save_checkpoint),
         (keras.utils, ["get_file"], _get_file),
-        *((module, ["connect"], _tell_of_database) for module in (sqlite3, sqlite3.dbapi2)),
+        *((module, ["connect"], _warn_of_database) for module in (sqlite3, sqlite3.dbapi2)),
     ]
     if not cluster.is_chief:
         replaced += [
@@ -139,18 +139,18 @@ def _once(parameter: str, original: Callable[..., Any], *args: Any, **keywords: 
     place = script_state.line_of_script(path)
     if not place or keywords.get("dir_fd") is not None:
         return original(*args, **keywords)
-    return script_state.on_owner(f"{place} {original.__name__}", lambda: original(*args, **keywords), path)
+    return script_state.call_on_owner(f"{place} {original.__name__}", lambda: original(*args, **keywords), path)
 
 
 def _save(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     path = _path("filepath", original, args, keywords) if script_state.on_all_workers() else os.devnull
-    if script_state.is_own(path):
+    if script_state.is_private(path):
         return original(*args, **keywords)
     place = f"{script_state.line_of_script(path)} {original.__name__}"
-    return script_state.on_owner(place, lambda: original(*args, **keywords), path)
+    return script_state.call_on_owner(place, lambda: original(*args, **keywords), path)
 
 
-def _tell_of_database(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+def _warn_of_database(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     path = args[0] if args else keywords["database"]
     if path != ":memory:" and script_state.line_of_script(path) and script_state.writes_here(path):
         messages.log_once(
@@ -172,10 +172,10 @@ def _open(original: Callable[..., Any], file: Any, mode: str = "r", *args: Any, 
         if key in _written and not _written[key].closed:
             script_state.barrier(f"read {place}", file)
         return original(file, mode, *args, **keywords)
-    with _unread(file, mode) as unread:
-        opened = script_state.on_owner(f"{place} open", lambda: original(file, mode, *args, **keywords), file)
-        if unread is not None:
-            keywords["opener"] = lambda path, flags: os.open(unread, flags | os.O_CREAT, 0o600)
+    with _scratch_path(file, mode) as scratch:
+        opened = script_state.call_on_owner(f"{place} open", lambda: original(file, mode, *args, **keywords), file)
+        if scratch is not None:
+            keywords["opener"] = lambda path, flags: os.open(scratch, flags | os.O_CREAT, 0o600)
             opened = original(file, mode, *args, **keywords)
     # The file must not refer to itself: it is closed when its last reference goes, as usual.
     reference, kind = weakref.ref(opened), type(opened)
@@ -192,7 +192,7 @@ def _open(original: Callable[..., Any], file: Any, mode: str = "r", *args: Any, 
 
 
 @contextlib.contextmanager
-def _unread(path: Any, mode: str) -> Iterator[str | None]:
+def _scratch_path(path: Any, mode: str) -> Iterator[str | None]:
     """Yields the path of a scratch file for the block to open; None on the worker that writes `path`.
 
     If `mode` keeps the content of `path`, the scratch file is a copy of it.
@@ -200,7 +200,7 @@ def _unread(path: Any, mode: str) -> Iterator[str | None]:
     if script_state.writes_here(path):
         yield None
         return
-    with script_state.running():
+    with script_state.tfdist_code():
         copy = tempfile.mktemp()
         if not set("wx") & set(mode):
             with contextlib.suppress(FileNotFoundError):
@@ -208,7 +208,7 @@ def _unread(path: Any, mode: str) -> Iterator[str | None]:
     try:
         yield copy
     finally:
-        with script_state.running(), contextlib.suppress(FileNotFoundError):  # It exists until it is closed.
+        with script_state.tfdist_code(), contextlib.suppress(FileNotFoundError):  # It exists until it is closed.
             os.unlink(copy)
 
 
@@ -227,10 +227,10 @@ def _open_object(original: Callable[..., None], file: Any, *args: Any, **keyword
     if not place:
         original(file, *args, **keywords)
         return
-    with _unread(path, mode) as unread:
-        script_state.on_owner(f"{place} open", lambda: original(file, *args, **keywords), path)
-        if unread is not None:
-            given.arguments[name] = unread
+    with _scratch_path(path, mode) as scratch:
+        script_state.call_on_owner(f"{place} open", lambda: original(file, *args, **keywords), path)
+        if scratch is not None:
+            given.arguments[name] = scratch
             original(*given.args, **given.kwargs)
     vars(file)["_path_of_script"] = path
 
@@ -249,10 +249,10 @@ def _map_file(original: Callable[..., Any], kind: type, filename: Any, *args: An
     place = "" if reads else script_state.line_of_script(filename)
     if not place:
         return original(kind, filename, *args, **keywords)
-    made = script_state.on_owner(place, lambda: original(kind, filename, *args, **keywords), filename)
+    made = script_state.call_on_owner(place, lambda: original(kind, filename, *args, **keywords), filename)
     if made is None:
         given.arguments["mode"] = "r+"
-        with script_state.running():
+        with script_state.tfdist_code():
             made = original(*given.args, **given.kwargs)
     return made
 
@@ -264,9 +264,9 @@ def _save_checkpoint(original: Callable[..., Any], saved: Any, *args: Any, **key
     place = script_state.line_of_script(path)
     if not place:
         return original(saved, *args, **keywords)
-    written = script_state.on_owner(place, lambda: original(saved, *args, **keywords), path)
+    written = script_state.call_on_owner(place, lambda: original(saved, *args, **keywords), path)
     if written and not script_state.writes_here(path) and original.__name__ == "save":
-        with script_state.running():
+        with script_state.tfdist_code():
             (saved.checkpoint if manages else saved).save_counter.assign_add(1)
             if manages:
                 saved.__init__(saved.checkpoint, saved.directory, None)  # It reads the directory.
@@ -278,17 +278,17 @@ def _get_file(original: Callable[..., str], *args: Any, **keywords: Any) -> str:
     place = script_state.line_of_script()
     if not place:
         return original(*args, **keywords)
-    script_state.on_owner(place, lambda: original(*args, **keywords))
+    script_state.call_on_owner(place, lambda: original(*args, **keywords))
     for turn in (script_state.is_first_of_host(), True):
         if turn:
-            with script_state.running():
+            with script_state.tfdist_code():
                 found = original(*args, **keywords)
         script_state.barrier(f"{place} downloaded")
     return found
 
 
 def _null_writer(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    if script_state.is_running():
+    if script_state.in_tfdist_code():
         return original(*args, **keywords)
     return tf.summary.create_noop_writer()
 

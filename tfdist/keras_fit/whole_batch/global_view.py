@@ -37,9 +37,9 @@ Average = Callable[[list[Any], list[Any]], list[Any]]
 _VARIABLE = keras.Variable | tf.Variable
 _COMPOSITE = tf.RaggedTensor | tf.SparseTensor
 # If a step gathers at least this many bytes, a log line says so.
-_TOLD_BYTES = 1_000_000
+_MIN_LOGGED_BYTES = 1_000_000
 # The same for multiplications and elements that each replica computes for the whole batch, if at least a tenth of all.
-_TOLD_WORK = 10_000_000
+_MIN_LOGGED_WORK = 10_000_000
 # Operations that look up rows of a table, and those with graphs of their own, which may do so.
 _LOOKUPS = ("GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd", "PartitionedCall", "StatefulPartitionedCall")
 _LOOKUPS += ("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile")
@@ -97,7 +97,7 @@ class _Whole:
     rows: Any
     number: int
     # Rows per example; 0: `tensor` is a scalar, and `rows` is this replica's part of the sum.
-    times: fractions.Fraction | int
+    per_example: fractions.Fraction | int
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -194,7 +194,7 @@ class GlobalView:
         if self.discovers:
             decided.unknown = [isinstance(one, tf.Tensor) and one.shape.rank and one.shape[0] is None for one in flat]
             pairs = zip(flat, decided.unknown, strict=True)
-            decided.outputs = [1 if unknown else self.times_of(one) for one, unknown in pairs]
+            decided.outputs = [1 if unknown else self.rows_per_example(one) for one, unknown in pairs]
         flat = [self._checked(*pair, layer) for pair in zip(flat, decided.unknown, strict=True)]
         pairs = zip(flat, decided.outputs, strict=True)
         return tf.nest.pack_sequence_as(outputs, [self._output(one, times) for one, times in pairs])
@@ -245,7 +245,7 @@ class GlobalView:
             # A tensor that the step made, such as by tf.boolean_mask, may have any number of rows: it is used whole.
             unknown = [isinstance(one, tf.Tensor) and one.shape.rank and one.shape[0] is None for one in flat]
             by_rows &= not any(a and id(b) not in self.wholes for a, b in zip(unknown, flat, strict=True))
-            self.plan.calls.append(Call(name, by_rows, [self.times_of(one) for one in flat]))
+            self.plan.calls.append(Call(name, by_rows, [self.rows_per_example(one) for one in flat]))
             return self.plan.calls[-1]
         call = self.plan.calls[number] if number < len(self.plan.calls) else Call("none", False, [])
         if (call.owner, len(call.arguments)) != (name, len(flat)):
@@ -259,11 +259,11 @@ class GlobalView:
     def has_rows(self, value: Any) -> bool:
         """Returns whether this replica has its rows of a tensor without cutting them out of it."""
         known = self.wholes.get(id(value))
-        return known is not None and known.times > 0 and known.number not in self.plan.sources
+        return known is not None and known.per_example > 0 and known.number not in self.plan.sources
 
     def is_sum(self, value: Any) -> bool:
         """Returns whether a number is a sum of parts of the replicas."""
-        return id(value) in self.wholes and not self.wholes[id(value)].times
+        return id(value) in self.wholes and not self.wholes[id(value)].per_example
 
     def part_of(self, value: Any) -> Any:
         """Returns this replica's part of a number: its part of a sum, or 1/N of a number that is equal on all."""
@@ -273,14 +273,14 @@ class GlobalView:
             return value
         return value / tf.cast(self.rows.replicas, value.dtype)
 
-    def numbers_of(self, values: list[Any]) -> list[int]:
+    def indices_of(self, values: list[Any]) -> list[int]:
         """Returns the indices of those of `values` that are tensors of the global batch."""
         return [self.wholes[id(one)].number for one in values if id(one) in self.wholes]
 
-    def times_of(self, value: Any) -> fractions.Fraction | int:
+    def rows_per_example(self, value: Any) -> fractions.Fraction | int:
         """Returns the rows of a tensor for each example of the batch; 0: its rows are not those of the batch."""
         if id(value) in self.wholes:
-            return self.wholes[id(value)].times
+            return self.wholes[id(value)].per_example
         if not _is_tensor(value) or not value.shape.rank:
             return 0
         examples = self.plan.batch
@@ -345,7 +345,7 @@ class GlobalView:
 
     def parts_of_losses(self) -> list[tf.Tensor]:
         """Returns this replica's parts of the numbers that are sums of parts, such as losses."""
-        return [] if self.discovers else [one.rows for one in self.wholes.values() if not one.times]
+        return [] if self.discovers else [one.rows for one in self.wholes.values() if not one.per_example]
 
     def add_loss(self, original: Callable[..., None], layer: keras.Layer, loss: Any) -> None:
         """Replaces `add_loss` of a layer: what it adds on this replica's rows becomes a loss of the global batch."""
@@ -396,7 +396,7 @@ class GlobalView:
         if self.discovers:
             whole = tf.identity(own)
         elif number not in self.plan.read:
-            whole = self._unread(own, times)
+            whole = self._placeholder(own, times)
         elif isinstance(own, _COMPOSITE):
             raise ValueError(_NO_COMPOSITE.format(kind=type(own).__name__, line=user_code.current_line()))
         else:
@@ -428,7 +428,7 @@ class GlobalView:
         # A replica without examples has a blank row.
         return gather(own[: rows.count])
 
-    def _unread(self, own: Any, times: fractions.Fraction | int) -> Any:
+    def _placeholder(self, own: Any, times: fractions.Fraction | int) -> Any:
         """Returns a tensor of the shape of the global batch, whose values nobody reads."""
         total = self.rows.scaled(times).total
         if isinstance(own, tf.SparseTensor):
@@ -472,7 +472,7 @@ class GlobalView:
                 "The step reads other tensors when it is traced again. Its Python code must do the same each time: "
                 "choose by tf.where, or by an argument of the constructor."
             )
-        elif (size := sum(one for one, _ in self.gathered)) >= _TOLD_BYTES and replicas_lib.is_first():
+        elif (size := sum(one for one, _ in self.gathered)) >= _MIN_LOGGED_BYTES and replicas_lib.is_first():
             lines = list(
                 dict.fromkeys(line for one, line in sorted(self.gathered, reverse=True) if line != "a library")
             )
@@ -487,7 +487,7 @@ class GlobalView:
         work = [_work(one, times) for one in self.graph.get_operations()]
         in_layers = sum(sum(work[first:last]) for first, last in self.in_layers)
         whole = sum(work) - in_layers
-        if self.rows.replicas > 1 and whole >= _TOLD_WORK and whole >= 0.1 * sum(work):
+        if self.rows.replicas > 1 and whole >= _MIN_LOGGED_WORK and whole >= 0.1 * sum(work):
             messages.log_once(
                 f"{100 * whole / sum(work):.0f} % of the step's forward pass is computed for the whole batch on each "
                 f"of the {self.rows.replicas} replicas, because it is outside of layers: put it into the `call` of a "
@@ -515,7 +515,7 @@ class GlobalView:
             flat[place] = gradient
         return tf.nest.pack_sequence_as(gradients, flat)
 
-    def once(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[tf.Tensor]]:
+    def count_lookups_once(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[tf.Tensor]]:
         """Makes lookups in a table that every replica does for the whole batch count once, as on one device.
 
         These are lookups outside of layers, such as tf.gather in the step, and in layers that are called on whole
@@ -526,10 +526,10 @@ class GlobalView:
             The gradients, and the indices of the rows that every replica looks up.
         """
         pairs = zip(gradients, variables, strict=True)
-        lists = [self._once(*one) if isinstance(one[0], tf.IndexedSlices) else (one[0], []) for one in pairs]
+        lists = [self._count_once(*one) if isinstance(one[0], tf.IndexedSlices) else (one[0], []) for one in pairs]
         return [gradient for gradient, _ in lists], [one for _, rows in lists for one in rows]
 
-    def _once(self, gradient: tf.IndexedSlices, variable: Any) -> tuple[Any, list[tf.Tensor]]:
+    def _count_once(self, gradient: tf.IndexedSlices, variable: Any) -> tuple[Any, list[tf.Tensor]]:
         numbers = {op.name: number for number, op in enumerate(self.graph.get_operations()[: self.num_forward])}
         lookups = [numbers[op.name] for op in _uses(variable) if op.type in _LOOKUPS and op.name in numbers]
         of_rows = [any(first <= number < last for first, last in self.in_layers) for number in lookups]
@@ -576,7 +576,7 @@ class GlobalView:
         self.branch_updates |= any("AssignVariable" in op.type for op in graph.get_operations())
         return result
 
-    def updates_in_layer(self, metric: keras.Metric) -> None:
+    def note_update_in_layer(self, metric: keras.Metric) -> None:
         """Notes that the layer that runs on the own rows updates a metric: it is then called on whole tensors."""
         if not self.discovers or self.rows.replicas == 1:
             return
@@ -687,7 +687,7 @@ def of_step() -> GlobalView | None:
 
 
 @contextlib.contextmanager
-def tracing_if(viewed: bool, view: GlobalView) -> Iterator[None]:
+def tracing_step(viewed: bool, view: GlobalView) -> Iterator[None]:
     """Marks the block that traces a step in this thread; `viewed`: the step sees the global batch."""
     with patching.set_in_block(_tracing, view=view if viewed else None, step=view, graph=view.graph):
         yield

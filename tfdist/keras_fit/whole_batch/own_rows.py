@@ -38,7 +38,7 @@ def call_loss(view: GlobalView, original: Callable[..., Any], loss: keras.Loss, 
     with patching.set_in_block(view, in_layer=True, reduces=not of_rows):
         value = original(loss, *own)
     if of_rows:
-        return view.whole_of(value, view.times_of(given[1]))
+        return view.whole_of(value, view.rows_per_example(given[1]))
     return value if view.in_parts else view.whole_sum(value)
 
 
@@ -121,7 +121,7 @@ def update_metric(metric: keras.Metric, original: Callable[..., Any], *args: Any
     if view is None:
         return original(*args, **keywords)
     if view.on_rows is not None:
-        view.updates_in_layer(metric)
+        view.note_update_in_layer(metric)
     if view.in_layer or view.in_inner_graph:
         return original(*args, **keywords)
     if view.in_parts:  # Keras' metric of the mean loss of an output gets this replica's part of the loss.
@@ -131,7 +131,7 @@ def update_metric(metric: keras.Metric, original: Callable[..., Any], *args: Any
     if not decided.by_rows:
         return original(*args, **keywords)
     if view.discovers:
-        view.plan.updates.setdefault(id(metric), set()).update(view.numbers_of(flat))
+        view.plan.updates.setdefault(id(metric), set()).update(view.indices_of(flat))
     elif id(metric) in view.plan.read_metrics:
         return original(*args, **keywords)
     is_number = not any(decided.arguments)
@@ -157,7 +157,7 @@ def _is_sum_of_rows(view: GlobalView, metric: keras.Metric, flat: Sequence[Any])
     if not is_per_example(metric) or not flat:
         return False
     if type(metric) is keras.metrics.Mean and view.is_sum(flat[0]):
-        return not any(view.is_sum(one) or view.times_of(one) for one in flat[1:])
+        return not any(view.is_sum(one) or view.rows_per_example(one) for one in flat[1:])
     rows = [one for one in flat if isinstance(one, tf.Tensor) and one.shape.rank]
     return any(view.has_rows(one) for one in rows) and not any(view.is_sum(one) for one in flat)
 

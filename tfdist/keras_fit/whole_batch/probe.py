@@ -61,13 +61,13 @@ class Probe(GlobalView):
             self.numbers += [(words, one) for one in floating if one.shape.rank == 0]
         super().add_loss(original, layer, loss)
 
-    def updates_in_layer(self, metric: keras.Metric) -> None:
+    def note_update_in_layer(self, metric: keras.Metric) -> None:
         """Logs nothing: the trace of the step itself logs it."""
 
     def _measure(self) -> None:
         """Logs nothing: this graph also has calls of layers that the step does not make."""
 
-    def constant(self, original: Callable[..., tf.Tensor], *args: Any, **options: Any) -> tf.Tensor:
+    def draw_constant(self, original: Callable[..., tf.Tensor], *args: Any, **options: Any) -> tf.Tensor:
         """Replaces a function that draws: returns one constant in the shape and dtype of the draw."""
         before = len(self.graph.get_operations())
         drawn = original(*args, **options)
@@ -90,7 +90,7 @@ class Probe(GlobalView):
         if is_leaf and "training" in inspect.signature(layer.call).parameters:
             keywords["training"] = False
         flat = tf.nest.flatten((args, keywords))
-        times = [self.times_of(one) if isinstance(one, tf.Tensor) else 0 for one in flat]
+        times = [self.rows_per_example(one) if isinstance(one, tf.Tensor) else 0 for one in flat]
         if not (self.compares and self.in_layer and any(times)):
             return original(layer, *args, **keywords)
         # Before the call, which may take masks off its inputs.
@@ -228,7 +228,7 @@ def mixing_layers(
             stack.enter_context(keras.StatelessScope(collect_losses=True))
             stack.enter_context(keras.SymbolicScope())  # Otherwise penalties on weights get None for a weight.
             for owner, name in _DRAWS:
-                stack.enter_context(patching.patch(owner, name, probe.constant))
+                stack.enter_context(patching.patch(owner, name, probe.draw_constant))
             trace(probe, batch)
         compared[:] = [(layer, words) for layer, words, _ in probe.found]
         untried[:] = dict.fromkeys(f"{name} (it draws random numbers)" for name in probe.untried)

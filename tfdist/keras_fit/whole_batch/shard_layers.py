@@ -26,7 +26,7 @@ def check(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Va
         ValueError: a layer is stateful, or quantized to float8, and there are several replicas.
     """
     if cluster.num_replicas > 1:
-        _tell(layers, statistics)
+        _log_layers(layers, statistics)
         _refuse(cluster, layers)
     stateful = [one for one in layers if _is_stateful(one)]
     variables = [(one.name, *each) for one in stateful for each in enumerate(keras.tree.flatten(one.states))]
@@ -37,7 +37,7 @@ def _is_stateful(layer: keras.Layer) -> bool:
     return bool(getattr(layer, "stateful", False) and getattr(layer, "states", None))
 
 
-def _tell(layers: list[keras.Layer], statistics: list[keras.Variable]) -> None:
+def _log_layers(layers: list[keras.Layer], statistics: list[keras.Variable]) -> None:
     normalizing, others = [], []
     updated = {id(variable) for variable in statistics}
     for layer in layers:
