@@ -150,7 +150,8 @@ def _traced_gradients(gradient: Callable, sources: Any, output_gradients: Any = 
     """
     flat = tf.nest.flatten(sources)
     inputs = [one for one in flat if not isinstance(one, keras.Variable | tf.Variable)]
-    found = {id(one): of for one, of in zip(inputs, gradient(inputs, output_gradients) if inputs else [], strict=True)}
+    gradients = gradient(inputs, output_gradients) if inputs else []
+    found = {id(one): value for one, value in zip(inputs, gradients, strict=True)}
     found = [global_view.zeros(one) if found.get(id(one)) is None else found[id(one)] for one in flat]
     return tf.nest.pack_sequence_as(sources, found)
 

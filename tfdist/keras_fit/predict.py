@@ -36,7 +36,7 @@ def check_rows(cluster: Cluster, model: keras.Model, element_spec: Any) -> None:
     of_x = base.have_rows(element_spec)[: len(tf.nest.flatten(x))]
     if cluster.num_replicas > 1 and not takes_data_as_given(model) and not any(of_x):
         raise ValueError(
-            "In the data of predict, the number of rows is known for x but not for other parts, so x seems to have no "
+            "The data of predict has a known number of rows in x, but not in other parts, so x seems to have no "
             f"rows: pass data of x alone, such as data.map(lambda x, y: x). Received: {element_spec}"
         )
 

@@ -151,7 +151,7 @@ class OwnStepObjective(trainer.Objective):
     def _order(self, discovered: Discovered, names: Sequence[str]) -> Sequence[str]:
         """Returns Keras' order of `names`: that of the model's metrics if all are metrics, else that of tf.function."""
         results = discovered.metrics.items()
-        ordered = [name for metric in self.model.metrics for name, (of, _) in results if of is metric]
+        ordered = [name for metric in self.model.metrics for name, (source, _) in results if source is metric]
         return ordered if set(ordered) == set(names) else discovered.names
 
 

@@ -87,7 +87,7 @@ def prepare(
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         stack.enter_context(trainer.restore_methods(inner))
         trainer.prepare_optimizer(inner, cluster)
-    reported = [metric for of in found.values() for metric, _ in of.metrics.values()]
+    reported = [metric for step in found.values() for metric, _ in step.metrics.values()]
     metrics = list({id(one): one for one in (*discover.all_metrics(model), *reported)}.values())
     variables = {id(one): one for metric in metrics for one in metric.variables}
     for variable in variables.values():
@@ -97,7 +97,7 @@ def prepare(
     for metric in metrics:
         stack.enter_context(patch(metric, "update_state", functools.partial(own_rows.update_metric, metric)))
     with cluster.scope():
-        last_numbers = {kind: _per_replica(len(of.numbers)) for kind, of in found.items()}
+        last_numbers = {kind: _per_replica(len(step.numbers)) for kind, step in found.items()}
         # Keras' own step applies the optimizer once, so that the optimizer counts the steps.
         counts = type(model.optimizer) is not keras.optimizers.LossScaleOptimizer and model.trainable_variables
         by_optimizer = counts and not compiled_model.overrides(model, "train_step")

@@ -58,11 +58,11 @@ class Traced:
                 "has no effect: call model.compile(optimizer=...)."
             )
         last, then = _changed(self._last), _changed(self._values.get(kind, {}))
-        names = [
-            f"{_owner(one)}{name.removeprefix('_')} = {_shown(_value(one, name))} (traced: {_shown(then[of, name][1])})"
-            for (of, name), (one, _) in last.items()
-            if (of, name) in then
-        ]
+        names = []
+        for key, (one, _) in last.items():
+            if key in then:
+                name, traced = key[1], _shown(then[key][1])
+                names.append(f"{_owner(one)}{name.removeprefix('_')} = {_shown(_value(one, name))} (traced: {traced})")
         if names:
             messages.log_once(
                 f"{text.list_names(names, _MAX_NAMED)}: as in Keras, this has no effect until the next "
@@ -209,8 +209,8 @@ def _copy(value: Any) -> Any:
 def _changed(values: _Values) -> _Values:
     """Returns those of `values` that differ from the current values."""
     return {
-        (of, name): (one, value)
-        for (of, name), (one, value) in values.items()
+        (owner_id, name): (one, value)
+        for (owner_id, name), (one, value) in values.items()
         if (now := _value(one, name)) is not value and repr(now) != repr(value)
     }
 

@@ -35,19 +35,19 @@ class FitSeeds:
     followed it the first time: a training that begins with `keras.utils.set_random_seed` can be repeated, as in Keras.
     """
 
-    following: int = 0
+    next_seed: int = 0
     # Global seed -> the seed of the next call of `fit` when it was first set.
     first: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def take(self) -> int:
         """Returns the seed of a call."""
-        self.following += 1
-        return self.following - 1
+        self.next_seed += 1
+        return self.next_seed - 1
 
     def set_global(self, original: Callable[[int], None], seed: int) -> None:
         """Replaces `tf.random.set_seed`."""
         original(seed)
-        self.following = self.first.setdefault(seed, self.following)
+        self.next_seed = self.first.setdefault(seed, self.next_seed)
 
 
 @contextlib.contextmanager

@@ -197,7 +197,7 @@ class GlobalView:
             decided.outputs = [1 if unknown else self.rows_per_example(one) for one, unknown in pairs]
         flat = [self._checked(*pair, layer) for pair in zip(flat, decided.unknown, strict=True)]
         pairs = zip(flat, decided.outputs, strict=True)
-        return tf.nest.pack_sequence_as(outputs, [self._output(one, times) for one, times in pairs])
+        return tf.nest.pack_sequence_as(outputs, [self._output(one, per_example) for one, per_example in pairs])
 
     def _by_xla(self, call: Callable[..., Any], *given: Any) -> Any:
         """Calls a layer compiled by XLA, with its gradients; masks and added losses are further outputs of it."""
@@ -228,7 +228,8 @@ class GlobalView:
 
     def rows_of_arguments(self, flat: list[Any], call: Call) -> list[Any]:
         """Returns the flat arguments of a call, with this replica's rows of those that have rows."""
-        return [self.own_rows(one, times) if times else one for one, times in zip(flat, call.arguments, strict=True)]
+        pairs = zip(flat, call.arguments, strict=True)
+        return [self.own_rows(one, per_example) if per_example else one for one, per_example in pairs]
 
     def next_call(self, owner: Any, flat: list[Any], by_rows: bool = True) -> Call:
         """Returns what is decided on the next call of a layer, loss or metric, with these flat arguments.
@@ -295,11 +296,11 @@ class GlobalView:
         divides = any(size % int(part * examples) == 0 for part in (*self.plan.data, 1) if part)
         return fractions.Fraction(size, examples) if size and divides else 0
 
-    def _output(self, value: Any, times: fractions.Fraction | int) -> Any:
-        if times:
-            whole = self.whole_of(value, times)
+    def _output(self, value: Any, per_example: fractions.Fraction | int) -> Any:
+        if per_example:
+            whole = self.whole_of(value, per_example)
             mask = None if isinstance(value, _COMPOSITE) else rows_lib.mask_of(value)
-            return whole if mask is None else rows_lib.with_mask(whole, self.whole_of(mask, times))
+            return whole if mask is None else rows_lib.with_mask(whole, self.whole_of(mask, per_example))
         if not isinstance(value, tf.Tensor) or value.shape.rank != 0 or tf.get_static_value(value) is not None:
             return value
         # A number that a layer computes from its rows, such as a loss, is taken as a mean over them; an integer as a
@@ -364,7 +365,7 @@ class GlobalView:
         loss = tf.convert_to_tensor(loss)
         return self.whole_sum(tf.reduce_sum(loss[: self.rows.count])) if loss.shape.rank else self.whole_mean(loss)
 
-    def own_rows(self, whole: Any, times: fractions.Fraction | int) -> Any:
+    def own_rows(self, whole: Any, per_example: fractions.Fraction | int) -> Any:
         """Returns this replica's rows of a tensor of the global batch."""
         known = self.wholes.get(id(whole))
         if known is not None and known.number not in self.plan.sources:
@@ -374,7 +375,7 @@ class GlobalView:
         if isinstance(whole, _COMPOSITE):
             raise ValueError(_NO_COMPOSITE.format(kind=type(whole).__name__, line=user_code.current_line()))
 
-        rows = self.rows.scaled(times)
+        rows = self.rows.scaled(per_example)
 
         def backward(upstream: tf.Tensor) -> tf.Tensor:
             return rows.gather(upstream) / tf.cast(rows.replicas, upstream.dtype)
@@ -384,30 +385,30 @@ class GlobalView:
             return rows.take(value), backward
 
         own, mask = cut(whole) if whole.dtype.is_floating else rows.take(whole), rows_lib.mask_of(whole)
-        return own if mask is None else rows_lib.with_mask(own, self.own_rows(mask, times))
+        return own if mask is None else rows_lib.with_mask(own, self.own_rows(mask, per_example))
 
-    def whole_of(self, own: Any, times: fractions.Fraction | int = 1) -> Any:
+    def whole_of(self, own: Any, per_example: fractions.Fraction | int = 1) -> Any:
         """Returns the tensor of the global batch for this replica's rows `own`: gathered only if the step reads it.
 
         Args:
-            times: rows for each example.
+            per_example: rows for each example.
         """
         number = len(self.wholes)
         if self.discovers:
             whole = tf.identity(own)
         elif number not in self.plan.read:
-            whole = self._placeholder(own, times)
+            whole = self._placeholder(own, per_example)
         elif isinstance(own, _COMPOSITE):
             raise ValueError(_NO_COMPOSITE.format(kind=type(own).__name__, line=user_code.current_line()))
         else:
-            whole = self._gather(own, times)
+            whole = self._gather(own, per_example)
         if self.plan.is_static and isinstance(whole, tf.Tensor):
-            whole.set_shape([int(times * self.plan.batch), *whole.shape[1:]])
-        self.wholes[id(whole)] = _Whole(whole, own, number, times)
+            whole.set_shape([int(per_example * self.plan.batch), *whole.shape[1:]])
+        self.wholes[id(whole)] = _Whole(whole, own, number, per_example)
         return whole
 
-    def _gather(self, own: tf.Tensor, times: fractions.Fraction | int) -> tf.Tensor:
-        rows = self.rows.scaled(times)
+    def _gather(self, own: tf.Tensor, per_example: fractions.Fraction | int) -> tf.Tensor:
+        rows = self.rows.scaled(per_example)
         if not own.dtype.is_floating:
             return rows.gather(own)
 
@@ -428,9 +429,9 @@ class GlobalView:
         # A replica without examples has a blank row.
         return gather(own[: rows.count])
 
-    def _placeholder(self, own: Any, times: fractions.Fraction | int) -> Any:
+    def _placeholder(self, own: Any, per_example: fractions.Fraction | int) -> Any:
         """Returns a tensor of the shape of the global batch, whose values nobody reads."""
-        total = self.rows.scaled(times).total
+        total = self.rows.scaled(per_example).total
         if isinstance(own, tf.SparseTensor):
             shape = tf.concat([total[None], own.dense_shape[1:]], 0)
             return tf.SparseTensor(*tf.identity_n([own.indices, own.values]), shape)
@@ -444,10 +445,10 @@ class GlobalView:
 
     def whole_batch(self, data: Any) -> Any:
         """Returns the nested tensors of the global batch for this replica's rows `data`."""
-        times = iter(self.plan.data)
+        per_example = iter(self.plan.data)
 
         def whole(own: Any) -> Any:
-            part = None if own is None else next(times, fractions.Fraction(1))
+            part = None if own is None else next(per_example, fractions.Fraction(1))
             return self.whole_of(own, part) if part else own
 
         return tf.nest.map_structure(whole, data)
@@ -483,8 +484,8 @@ class GlobalView:
 
     def _measure(self) -> None:
         """Logs which part of the step's work each replica does for the whole batch."""
-        times = self.plan.batch // self.plan.examples
-        work = [_work(one, times) for one in self.graph.get_operations()]
+        factor = self.plan.batch // self.plan.examples
+        work = [_work(one, factor) for one in self.graph.get_operations()]
         in_layers = sum(sum(work[first:last]) for first, last in self.in_layers)
         whole = sum(work) - in_layers
         if self.rows.replicas > 1 and whole >= _MIN_LOGGED_WORK and whole >= 0.1 * sum(work):
@@ -594,16 +595,16 @@ _NO_COMPOSITE = (
 )
 
 
-def _work(operation: tf.Operation, times: int) -> int:
+def _work(operation: tf.Operation, factor: int) -> int:
     """Returns the number of multiplications of an operation, or else of the elements of its outputs.
 
     Args:
-        times: rows of the trace / rows of a batch; this factor is removed from each dimension that it divides.
+        factor: rows of the trace / rows of a batch; this factor is removed from each dimension that it divides.
     """
 
     def elements(tensor: tf.Tensor) -> int:
         sizes = tensor.shape.as_list() if tensor.shape.is_fully_defined() else [0]
-        return math.prod(size // times if size % times == 0 else size for size in sizes)
+        return math.prod(size // factor if size % factor == 0 else size for size in sizes)
 
     size = sum(map(elements, operation.outputs))
     if operation.type in ("MatMul", "BatchMatMulV2", "Conv2D", "DepthwiseConv2dNative", "Conv3D"):

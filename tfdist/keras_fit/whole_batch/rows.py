@@ -43,11 +43,11 @@ class Rows:
         """0.0 if the shard is empty, else 1.0: float32 []."""
         return tf.cast(self.count > 0, tf.float32)
 
-    def scaled(self, times: fractions.Fraction | int) -> "Rows":
-        """Returns the rows of a tensor that has `times` rows for each example."""
-        if times == 1:
+    def scaled(self, per_example: fractions.Fraction | int) -> "Rows":
+        """Returns the rows of a tensor that has `per_example` rows for each example."""
+        if per_example == 1:
             return self
-        up, down = times.as_integer_ratio()
+        up, down = per_example.as_integer_ratio()
         low, count, total = (one * up // down for one in (self.low, self.count, self.total))
         static = self.static and self.static * up // down
         return dataclasses.replace(self, low=low, count=count, total=total, most=self.most * up // down, static=static)
