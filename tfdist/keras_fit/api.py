@@ -206,7 +206,7 @@ def evaluate(
         )
         logs = trainer.evaluate(services, 0)
     cluster.monitor.stop_timer()
-    return dict(sorted(logs.items())) if return_dict else compiled_model.in_order(model, logs)
+    return dict(sorted(logs.items())) if return_dict else compiled_model.evaluation_result(model, logs)
 
 
 @_convert_integers

@@ -42,7 +42,7 @@ def compile_loss_weights(model: keras.Model) -> Any:
     return None if losses(model) is None else losses(model)._user_loss_weights
 
 
-def in_order(model: keras.Model, logs: dict[str, float]) -> Any:
+def evaluation_result(model: keras.Model, logs: dict[str, float]) -> Any:
     """Returns `logs` in the form of `Model.evaluate`: a list in the order of the metrics, or one number."""
     names: list[str] = []
     for metric in model.metrics:
@@ -51,15 +51,15 @@ def in_order(model: keras.Model, logs: dict[str, float]) -> Any:
     return [logs[name] for name in names] if len(names) != 1 else logs[names[0]]
 
 
-def flat(logs: dict[str, Any]) -> dict[str, Any]:
+def flatten_results(logs: dict[str, Any]) -> dict[str, Any]:
     """Flattens nested results of metrics as Keras does for its logs: only the inner names are kept."""
     found: dict[str, Any] = {}
     for name, value in logs.items():
-        found |= flat(value) if isinstance(value, dict) else {name: value}
+        found |= flatten_results(value) if isinstance(value, dict) else {name: value}
     return found
 
 
-def as_keras(value: Any) -> Any:
+def to_log_value(value: Any) -> Any:
     """Returns a metric's result as Keras keeps it: a float, or an array of one value per class."""
     array = value.numpy() if isinstance(value, tf.Tensor) else keras.ops.convert_to_numpy(value)  # Also bfloat16.
     return float(array) if array.ndim == 0 else array

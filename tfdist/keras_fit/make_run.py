@@ -101,9 +101,9 @@ def make_run(
     )
 
 
-def traced_values(cluster: Cluster, model: keras.Model) -> plain_values.Traced:
+def traced_values(cluster: Cluster, model: keras.Model) -> plain_values.TracedValues:
     """Returns the values of attributes with which the step of a model is traced until the next `compile`."""
-    return keep_on_model(cluster, model, "plain_values", lambda: plain_values.Traced(model))
+    return keep_on_model(cluster, model, "plain_values", lambda: plain_values.TracedValues(model))
 
 
 def _notes(cluster: Cluster, adapters: list[DataAdapter], workdir: Path | None) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def _data_of(model: keras.Model, data: Any) -> Any:
 class Predictor:
     """Runs a model on batches, and gathers its outputs."""
 
-    def __init__(self, cluster: Cluster, model: keras.Model, traced: plain_values.Traced, element_spec: Any):
+    def __init__(self, cluster: Cluster, model: keras.Model, traced: plain_values.TracedValues, element_spec: Any):
         self._cluster, self._model, self._traced = cluster, model, traced
         self._alone = cluster.num_replicas == 1
         spec = _data_of(model, element_spec)

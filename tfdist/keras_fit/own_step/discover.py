@@ -214,7 +214,7 @@ def _flat(values: Any, step: str) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise ValueError(f"{step} must return a dict of scalars by name. Received: {type(values).__name__}")
-    return compiled_model.flat(_sort_names(values))
+    return compiled_model.flatten_results(_sort_names(values))
 
 
 def _sort_names(values: dict[str, Any]) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def _note_results(model: keras.Model, plan: Plan) -> Iterator[dict[int, tuple[ke
     def note(metric: keras.Metric, original: Callable[[], Any]) -> Any:
         with _in_metric():
             result = original()
-        parts = compiled_model.flat(result) if isinstance(result, dict) else {None: result}
+        parts = compiled_model.flatten_results(result) if isinstance(result, dict) else {None: result}
         kept.append((metric, list(parts.values())))
         for key, value in parts.items():
             noted[id(value)] = (metric, key)

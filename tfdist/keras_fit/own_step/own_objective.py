@@ -135,7 +135,9 @@ class OwnStepObjective(trainer.Objective):
         results = {id(metric): metric.result() for metric, _ in discovered.metrics.values()}
         for name, (metric, key) in discovered.metrics.items():
             result = results[id(metric)]
-            logs[name] = compiled_model.as_keras(result if key is None else compiled_model.flat(result)[key])
+            logs[name] = compiled_model.to_log_value(
+                result if key is None else compiled_model.flatten_results(result)[key]
+            )
         return {name: logs[name] for name in self._order(discovered, list(logs))}
 
     def of_epoch(self, logs: dict[str, Any]) -> dict[str, Any]:
@@ -143,10 +145,10 @@ class OwnStepObjective(trainer.Objective):
 
         A collective: every worker must call it.
         """
-        found = compiled_model.flat(self.model.get_metrics_result())
+        found = compiled_model.flatten_results(self.model.get_metrics_result())
         if set(found) != set(logs):
             return logs
-        return {name: compiled_model.as_keras(found[name]) for name in logs}
+        return {name: compiled_model.to_log_value(found[name]) for name in logs}
 
     def _order(self, discovered: Discovered, names: Sequence[str]) -> Sequence[str]:
         """Returns Keras' order of `names`: that of the model's metrics if all are metrics, else that of tf.function."""

@@ -36,7 +36,7 @@ _MAX_VALUES = 1000
 _Values = dict[tuple[int, str], tuple[Any, Any]]
 
 
-class Traced:
+class TracedValues:
     """The values with which the steps of a compiled model are traced, and those at the end of the last `fit`."""
 
     def __init__(self, model: keras.Model):

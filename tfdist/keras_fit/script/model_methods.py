@@ -134,7 +134,7 @@ def _methods(
         make_run.check_functions(model, kind)
         model.reset_metrics()
         logs = own_loop.on_batch(cluster, model, kind, data, given.get("class_weight"))
-        return dict(sorted(logs.items())) if given.get("return_dict") else compiled_model.in_order(model, logs)
+        return dict(sorted(logs.items())) if given.get("return_dict") else compiled_model.evaluation_result(model, logs)
 
     def predict_on_batch(original: Callable[..., Any], model: keras.Model, x: Any) -> Any:
         size = int(keras.tree.flatten(x)[0].shape[0])
