@@ -75,7 +75,11 @@ def begin(run: Guarded) -> Guarded:
 
 
 def _report(message: str, *, refuse: bool = False, doubtful: bool = False) -> None:
-    """Raises ValueError if workers or a resumed run differ, or if `refuse`; else warns once. `doubtful`: unproven."""
+    """Raises ValueError if workers or a resumed run would differ, or if `refuse` is set; otherwise warns once.
+
+    Args:
+        doubtful: a resumed run need not differ, so this alone is no error.
+    """
     if refuse or (_run.saved and not doubtful) or (_run.several_workers and not _run.is_script):
         raise ValueError(message)
     if message not in _run.warned:

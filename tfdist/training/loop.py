@@ -173,8 +173,8 @@ def end_execution(run: Run, state: TrainingState) -> None:
         return
     logs = run.objective.results(state.epoch_totals)
     run.hooks.after_steps("train", step_in_epoch, run.steps_per_epoch, lambda: logs)
-    of_epoch = run.objective.of_epoch(logs) if ends_epoch or run.ends_at(state.step) else logs
-    state.logs = of_epoch | {name: value for name, value in state.logs.items() if name not in logs}
+    epoch_logs = run.objective.epoch_logs(logs) if ends_epoch or run.ends_at(state.step) else logs
+    state.logs = epoch_logs | {name: value for name, value in state.logs.items() if name not in logs}
 
 
 def end_epoch_if_due(run: Run, state: TrainingState) -> None:

@@ -140,7 +140,7 @@ class OwnStepObjective(trainer.Objective):
             )
         return {name: logs[name] for name in self._order(discovered, list(logs))}
 
-    def of_epoch(self, logs: dict[str, Any]) -> dict[str, Any]:
+    def epoch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
         """Returns the logs of an epoch as Keras: the model's metrics if the step reports the same names, else `logs`.
 
         A collective: every worker must call it.
