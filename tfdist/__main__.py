@@ -81,7 +81,7 @@ _HELP = {"--help", "-help", "--helpfull", "--helpshort", "-h", "-?", "help"}
 
 def main() -> None:
     """Runs the tool that the first argument names, with the other arguments as its flags; exits the process."""
-    closed_streams.open_closed()
+    closed_streams.reopen()
     name, *arguments = sys.argv[1:] or ["--help"]
     try:
         _run_command(name, arguments)
@@ -92,7 +92,7 @@ def main() -> None:
 
 def _run_command(name: str, arguments: list[str]) -> None:
     if name in _HELP:
-        with closed_streams.quiet():
+        with closed_streams.exit_quietly():
             print(overview())
         return
     if name == "--version":

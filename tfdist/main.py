@@ -53,5 +53,5 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    closed_streams.open_closed()
+    closed_streams.reopen()
     app.run(main, flags_parser=parse)

@@ -73,7 +73,7 @@ def run_script(args: argparse.Namespace) -> int:
             stack.enter_context(entropy.share_seed(cluster, args.workdir))
             stack.enter_context(script_state.script_runs(cluster))
             stack.enter_context(written_files.write_once(cluster))
-            end = stack.enter_context(ending.collect_endings())
+            end = stack.enter_context(ending.collect_exit_functions())
             code = _run(script)
             end()
             return code
@@ -106,7 +106,7 @@ def _run(script: Path) -> int:
 
 def main() -> None:
     """Runs the script that the command line names, and exits the process."""
-    closed_streams.open_closed()
+    closed_streams.reopen()
     args = parse(sys.argv[1:])
     # Python reads it when it starts. With the same value, sets of strings have the same order on all workers.
     if "PYTHONHASHSEED" not in os.environ:

@@ -349,7 +349,7 @@ def test_backup_and_restore_names_the_directory_of_a_run_that_resumes(cluster, t
 
 
 def test_objects_that_are_no_callbacks_are_refused(cluster):
-    with pytest.raises(ValueError, match=r"callbacks must hold objects of keras\.callbacks\.Callback.*Received: 3"):
+    with pytest.raises(ValueError, match=r"callbacks must be instances of keras\.callbacks\.Callback.*Received: 3"):
         callbacks.make_callbacks(cluster, compiled(), [keras.callbacks.History(), 3], verbose=0)
     with pytest.raises(ValueError, match=r'verbose must be 0, 1, 2 or "auto"\. Received: 3'):
         callbacks.make_callbacks(cluster, compiled(), [], verbose=3)

@@ -109,7 +109,7 @@ def test_a_finished_script_trains_nothing(found):
     ("fail", "words"),
     [
         ("here", r'Traceback \(most recent call last\):\n  File "tests/scripts/unchanged\.py", line \d+, in <module>'),
-        pytest.param("connect", r"calls tfdist\.connect, as tfdist\.run has done already", marks=pytest.mark.slow),
+        pytest.param("connect", r"calls tfdist\.connect, which tfdist\.run has done already", marks=pytest.mark.slow),
     ],
 )
 def test_errors_show_the_script(tmp_path, fail, words):

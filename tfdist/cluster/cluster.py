@@ -31,12 +31,12 @@ def on_one_worker(what: str, advice: str) -> Iterator[None]:
         _running.pop()
 
 
-def on_this_worker_only() -> bool:
+def is_on_one_worker() -> bool:
     """Returns True inside `on_one_worker`."""
     return bool(_running)
 
 
-def check(purpose: str) -> None:
+def require_all_workers(purpose: str) -> None:
     """Raises RuntimeError if a collective, `purpose`, is called inside `on_one_worker`."""
     if _running:
         what, advice = _running[-1]
@@ -127,7 +127,7 @@ class Cluster:
         numbers = numbers.astype(np.int64 if numbers.dtype.kind in "biu" else np.float64)
         if self.num_workers == 1:
             return numbers[np.newaxis]
-        check("communication")
+        require_all_workers("communication")
         key = ("all_gather", tf.as_dtype(numbers.dtype))
         if key not in self.compiled:
             self.compiled[key] = self._compile_all_gather(numbers.dtype)
@@ -188,7 +188,7 @@ class Cluster:
         values_of_chief = broadcasts.values_of_chief(self.strategy, input_signature)
 
         def call(values: list[tf.Tensor]) -> list[tf.Tensor]:
-            check("a broadcast")
+            require_all_workers("a broadcast")
             with self.monitor.in_collective("a broadcast"):
                 return values_of_chief(values)
 

@@ -57,7 +57,7 @@ class ScriptCluster(Cluster):
         """
         with (
             cluster_lib.on_one_worker("a block of cluster.alone", "call it on all workers, outside of the block"),
-            local(model),
+            predict_locally(model),
         ):
             yield
 
@@ -73,7 +73,7 @@ def for_script(cluster: Cluster) -> ScriptCluster:
 
 
 @contextlib.contextmanager
-def local(model: keras.Model) -> Iterator[None]:
+def predict_locally(model: keras.Model) -> Iterator[None]:
     """Lets Keras' own `model.predict` run on this worker, with all data; methods with collectives raise."""
     with patching.restore_attributes():
         # None: Keras takes TensorFlow's current strategy, the default one outside of scopes.
@@ -84,7 +84,7 @@ def local(model: keras.Model) -> Iterator[None]:
 
 
 def _reject(name: str, *args: Any, **keywords: Any) -> None:
-    cluster_lib.check(f"model.{name}")
+    cluster_lib.require_all_workers(f"model.{name}")
     raise RuntimeError(
         f"model.{name} is Keras' own, and this model is on several workers: on all of them, call tfdist.fit or "
         "tfdist.evaluate(cluster, model, ...)."

@@ -169,7 +169,7 @@ def is_stopping() -> bool:
 
 
 @contextlib.contextmanager
-def handlers_if(saves: bool) -> Iterator[StopRequest]:
+def handle_signals(saves: bool) -> Iterator[StopRequest]:
     """If the run in the block `saves`, lets signals stop it; otherwise the handlers stay as they are.
 
     A signal that the early handlers record after the block stops the next run.

@@ -1,4 +1,4 @@
-"""Batch sizes and the number of replicas: which go together. Imports no TensorFlow."""
+"""Checks that batch sizes can be divided among replicas. Imports no TensorFlow."""
 
 import math
 
@@ -8,7 +8,7 @@ from tfdist.config.schema import Config
 def evaluation_batch_size(config: Config, num_replicas: int) -> int:
     """Returns the examples in one evaluation step over all replicas: as configured, or a few more, for equal parts.
 
-    The last step is padded, and the mask of its examples counts each one once, so any size will do.
+    The last step is padded, and a mask makes each example count once, so the size need not divide the split.
     """
     parts = config.train.virtual_replicas or num_replicas
     return -(-(config.data.evaluation_batch_size or config.data.batch_size) // parts) * parts
@@ -22,7 +22,7 @@ def check_divisible(config: Config, num_replicas: int) -> None:
     """
     batch, by = config.data.batch_size, num_replicas * config.train.micro_batches
     if batch % by:
-        groups = config.model.get("group_size")  # Examples that share statistics divide the batch too.
+        groups = config.model.get("group_size")  # The batch is a multiple of this, too.
         by_groups = math.lcm(by, groups) if type(groups) is int and groups > 0 else by
         parts = f" in {by // num_replicas} parts each" if by > num_replicas else ""
         raise ValueError(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def exit_quietly() -> Iterator[None]:
     """In the block, ends the process with exit code 0 and without a message if standard output is closed."""
     try:
         yield
@@ -21,11 +21,11 @@ def quiet() -> Iterator[None]:
         sys.exit(0)
 
 
-def open_closed() -> None:
+def reopen() -> None:
     """Opens the standard streams that were closed when the process started: what is written there is lost.
 
-    Otherwise the next files that are opened have the numbers of such streams, and the lines that TensorFlow and child
-    processes write to them go to those files.
+    Otherwise the next files that are opened get the descriptors of these streams, and the output of TensorFlow and
+    child processes goes to these files.
     """
     for number in range(3):
         try:

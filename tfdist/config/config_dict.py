@@ -18,7 +18,7 @@ def to_config(value: Any) -> Any:
     A section may be a ConfigDict, a dict or the dataclass of `schema`; a field that is not there has its default.
 
     Raises:
-        ValueError: a name is no field of its section.
+        ValueError: a name is not a field of its section.
     """
     if not isinstance(value, ml_collections.ConfigDict):
         return value
@@ -29,7 +29,7 @@ def from_saved(saved: dict[str, Any]) -> schema.Config:
     """Returns the config whose fields are those of config.json; a field that an earlier release lacked has its default.
 
     Raises:
-        ValueError: a field that is no more has changed what the run has learnt. Others are passed over.
+        ValueError: a removed field has affected the weights of the run. Other removed fields are ignored.
     """
     return _section(schema.Config, {"model": {}} | saved, "config", saved=True)
 

@@ -49,7 +49,7 @@ def resolve(config: schema.Config) -> schema.Config:
 
 
 def default(optimizer: Mapping[str, Any]) -> float | None:
-    """Returns the optimizer's default rate: of its parameter `learning_rate`, else of its first parameter."""
+    """Returns the default of the optimizer's parameter `learning_rate`, or else of its first parameter."""
     parameters = inspect.signature(specs.resolve(dict(optimizer), field="config.optimizer")).parameters
     first = parameters.get("learning_rate") or next(iter(parameters.values()), None)
     number = first is not None and isinstance(first.default, int | float) and not isinstance(first.default, bool)

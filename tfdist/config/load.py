@@ -1,7 +1,7 @@
-"""Loads a config, and overrides its fields by `--config.section.field=VALUE`, with a sentence for each mistake.
+"""Loads a config, and overrides its fields by `--config.section.field=VALUE`, with a message for each mistake.
 
-Values are parsed by absl and `ml_collections.config_flags`, which have no notation for None and no sentence for a field
-that does not exist. Arguments of functions that a config names are checked when these are called. No TensorFlow.
+Values are parsed by absl and `ml_collections.config_flags`, which have no notation for None and no helpful message for
+an unknown field. `specs` checks the arguments of functions that a config names. Imports no TensorFlow.
 """
 
 import ast
@@ -69,7 +69,7 @@ def load(path: str, fields: Sequence[str] = ()) -> schema.Config:
 
     Exits with a sentence if the file fails, or a field or its value is wrong.
     """
-    # A config may name a module beside it, however it is started.
+    # A config may name a module in its directory, from whichever directory the command is started.
     sys.path += [each for each in saved_run.import_folders(path.partition(":")[0]) if each not in sys.path]
     config = _read(path)
     places = [_find(config, name_of(word), path) for word in fields]
@@ -82,7 +82,7 @@ def load(path: str, fields: Sequence[str] = ()) -> schema.Config:
         sys.exit(str(error).removeprefix("flag "))
     for holder, field in places:
         may_be = typing.get_args(typing.get_type_hints(type(holder)).get(field))
-        if types.NoneType in may_be and getattr(holder, field) in _NONE:  # A text, which has no parser for None.
+        if types.NoneType in may_be and getattr(holder, field) in _NONE:  # A string: its parser does not know None.
             setattr(holder, field, None)
     return config
 
@@ -106,7 +106,7 @@ def _read(path: str) -> schema.Config:
             return saved_run.load(file)
         except ValueError as error:
             sys.exit(str(error))
-    if not re.search(rb"get_config|import \*", Path(file).read_bytes()):  # It is not run.
+    if not re.search(rb"get_config|import \*", Path(file).read_bytes()):  # Without these words, the file is not run.
         sys.exit(f"--config={path}: {_NO_CONFIG} A Keras script is started by tfdist run {file}")
     try:
         config = config_dict.to_config(runpy.run_path(file)["get_config"](*filter(None, [argument])))
@@ -123,7 +123,7 @@ def _explain(error: Exception) -> str:
         return f"{error.filename}, line {error.lineno}, `{(error.text or '').strip()}`: {error.msg}."
     if isinstance(error, KeyError) and error.args == ("get_config",):
         return _NO_CONFIG
-    sentence = removed.of_error(error)
+    sentence = removed.sentence_for_error(error)
     return sentence or user_code.explain(error) or f"{type(error).__name__}: {user_code.message(error)}"
 
 

@@ -1,4 +1,4 @@
-"""Replaces attributes of objects of TensorFlow, Keras and Python, and restores them; acts around imports.
+"""Replaces attributes of objects of TensorFlow, Keras and Python, and restores them; calls functions around imports.
 
 docs/what-is-replaced.md lists every call; tests/unit/config/test_patching.py compares the two, and finds assignments to
 imported names elsewhere.
@@ -19,19 +19,20 @@ _blocks: list[contextlib.ExitStack] = []
 
 
 def replace_attribute(owner: Any, name: str, value: Any) -> None:
-    """Sets an attribute of an object, which keeps it unless the call is in a block of `restore_after`."""
+    """Sets an attribute of an object for good, unless a block of `restore_after` restores it."""
     setattr(owner, name, value)
 
 
 def _present(owner: Any, name: str) -> Any:
-    """Returns the attribute of an object or class itself, or `_ABSENT`; a module of TensorFlow may load it now."""
+    """Returns an attribute that an object or class has itself, or `_ABSENT`; may load a lazy module of TensorFlow."""
     return getattr(owner, name, _ABSENT) if isinstance(owner, types.ModuleType) else vars(owner).get(name, _ABSENT)
 
 
 def _restore(owner: Any, name: str, before: Any, put: Any = _ABSENT) -> None:
-    """Sets or removes an attribute of an object or class, unless it is not `put` any more; not by a layer's setter.
+    """Sets an attribute to `before`, or removes it, unless it is not `put` any more. Does not call a layer's setter.
 
-    Of a module by `setattr`: a lazy module of TensorFlow also sets the attribute of the module that it stands for.
+    For a module it calls `setattr`: a lazy module of TensorFlow also sets the attribute of the module that it stands
+    for.
     """
     now = _present(owner, name)
     if now is before or (put is not _ABSENT and now is not put):
@@ -46,7 +47,7 @@ def _restore(owner: Any, name: str, before: Any, put: Any = _ABSENT) -> None:
 
 @contextlib.contextmanager
 def restore_after(owners: Sequence[Any], names: Sequence[str]) -> Iterator[None]:
-    """Restores at its end the attributes `names` of each of `owners`, which the block may set, add or remove."""
+    """At the end of the block, restores the attributes `names` of each of `owners`, which it may set, add or remove."""
     with contextlib.ExitStack() as stack:
         for owner, name in itertools.product(owners, names):
             stack.callback(_restore, owner, name, _present(owner, name))
@@ -69,7 +70,7 @@ def patch(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]
 
 @contextlib.contextmanager
 def set_in_block(holder: Any, **values: Any) -> Iterator[None]:
-    """Sets attributes of an object of tfdist's own, such as settings of a thread; at the end they are as before."""
+    """Sets attributes of an object of tfdist, such as settings of a thread, and restores them after the block."""
     with restore_after([holder], [*values]):
         vars(holder).update(values)
         yield
@@ -84,7 +85,7 @@ def replace_until_end(owner: Any, name: str, value: Any) -> None:
 
 @contextlib.contextmanager
 def restore_attributes() -> Iterator[None]:
-    """Undoes at its end what `replace_until_end` has set in the block, but nothing that others have set since."""
+    """At the end of the block, undoes what `replace_until_end` set in it, unless others have set it since."""
     with contextlib.ExitStack() as block:
         _blocks.append(block)
         block.callback(_blocks.remove, block)

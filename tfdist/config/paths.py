@@ -1,4 +1,4 @@
-"""Paths that users give: of file systems, and no addresses such as gs://bucket. Imports no TensorFlow."""
+"""Paths that users give: they are paths of a file system, not addresses such as gs://bucket. Imports no TensorFlow."""
 
 import os
 import re

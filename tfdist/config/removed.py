@@ -1,11 +1,11 @@
-"""What earlier releases had and this one has not, each with what to use instead. Imports no TensorFlow.
+"""Fields, commands and functions that were removed, each with what to use instead. Imports no TensorFlow.
 
-A config or a command that names one of these gets its sentence, and no guess at a similar name.
+A config or a command line that uses one of these gets this message, not a guess at a similar name.
 """
 
 import re
 
-_NO_COPY = "a run whose replicas differ ends; the same command resumes from the newest checkpoint."
+_RUN_ENDS = "a run whose replicas differ ends; the same command resumes from the newest checkpoint."
 _KERAS_TENSORBOARD = "add {'target': 'keras.callbacks:TensorBoard', 'log_dir': 'WORKDIR/tensorboard/keras', "
 _KERAS_TENSORBOARD += "'histogram_freq': 1} to config.callbacks."
 _MOVED = "it is {} now, with the same arguments."
@@ -26,8 +26,8 @@ INSTEAD = {
     "halves the bytes.",
     "config.consistency.audit": "the comparisons of consistency.every find states that differ, and tfdist verify "
     "trains parts of a run again.",
-    "config.consistency.action": _NO_COPY,
-    "config.consistency.limit": _NO_COPY,
+    "config.consistency.action": _RUN_ENDS,
+    "config.consistency.limit": _RUN_ENDS,
     "config.train.shard_optimizer": "use train.micro_batches, or an optimizer with fewer slots; for a model that does "
     "not fit one GPU, FSDP.",
     "config.train.asynchronous": "tfdist asynchronous trains with parameter servers (docs/consistency.md).",
@@ -55,17 +55,17 @@ INSTEAD = {
     "tfdist.zoo.sources:prepared": "name the source of the images; to scale them once: docs/your-data.md.",
     "tfdist.zoo.schedules:exponential": _MOVED.format("tfdist.zoo.schedules:range_test"),
 }
-# Fields that changed how a run trains -> the values with which it trained as it does now.
+# Removed fields that affected the training -> the values with which a run trained as it does now.
 TRAINED = {"config.data.auto_shard": "auto", "config.train.asynchronous": False, "config.train.local_steps": 1}
 
 
 def sentence(name: str) -> str:
-    """Returns the sentence for a name in `INSTEAD`, or for one within it; "": there was none."""
+    """Returns the sentence for a name in `INSTEAD`, or for a field within it; "": nothing of this name was removed."""
     found = (instead for gone, instead in INSTEAD.items() if name == gone or name.startswith(f"{gone}."))
     return next((f"{name} was removed: {instead}" for instead in found), "")
 
 
-def of_error(error: BaseException) -> str:
+def sentence_for_error(error: BaseException) -> str:
     """Returns the sentence for an error of a config file that sets a removed field; "": another error."""
     named = re.findall(r"'(\w+)'", str(error)) if isinstance(error, TypeError | AttributeError) else []
     fields = (name for name in INSTEAD if name.startswith("config."))

@@ -34,7 +34,7 @@ def load(path: str | os.PathLike[str]) -> schema.Config:
         command = _environment(path).get("command", [])
         again = f": {shlex.join(command)}" if command else "."
         raise ValueError(
-            f"{Path(path).parent} is the workdir of a script, which has model and data itself. To use its model, load "
+            f"{Path(path).parent} is the workdir of a script, which defines its model and data. To use its model, load "
             f"model.keras with keras.models.load_model. To resume, run the script again; for more epochs, change its "
             f"number of epochs{again}"
         )
@@ -52,7 +52,7 @@ def import_folders(path: str) -> list[str]:
 
 
 def first_config(path: str) -> str:
-    """Returns the config file, absolute, with which a run began: `path`, or that of the run which saved it there."""
+    """Returns the absolute path of the config file of a run: `path`, or the file from which a saved config came."""
     if path.endswith(".json"):
         return _environment(path).get("config_file", "")
     return path and os.path.abspath(path)

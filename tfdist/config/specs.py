@@ -47,7 +47,7 @@ def partial(spec: dict[str, Any], *, field: str, positional: int = 0, **expected
 
 
 def resolve(spec: dict[str, Any], *, field: str) -> Callable[..., Any]:
-    """Imports and returns the function named by `spec["target"]`; raises ValueError as `build`."""
+    """Imports and returns the function named by `spec["target"]`; raises ValueError as `build` does."""
     target = spec.get("target")
     if not isinstance(target, str) or not re.fullmatch(r"[^:.][^:]*:[^:]+", target):
         raise ValueError(f'{field}.target must name a function as "package.module:function". Received: {target!r}')
@@ -85,7 +85,7 @@ def _bind(function: Callable, spec: dict, args: tuple, extra: dict, field: str) 
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
-        raise ValueError(f"{field}.target={spec['target']!r} has no signature: name a function of Python.") from None
+        raise ValueError(f"{field}.target={spec['target']!r} has no signature: name a Python function.") from None
     # Keras' optimizers accept any keyword and reject unknown ones later: check the names here.
     of_keras = str(getattr(function, "__module__", "")).startswith("keras.src.optimizers")
     if of_keras or not any(p.kind is p.VAR_KEYWORD for p in parameters):

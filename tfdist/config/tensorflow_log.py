@@ -1,4 +1,4 @@
-"""TensorFlow's own log: TF_CPP_MIN_LOG_LEVEL hides its lines, but for a few that its import writes at every level."""
+"""TensorFlow's own log: TF_CPP_MIN_LOG_LEVEL hides its lines, except a few that its import writes at every level."""
 
 import functools
 import sys

@@ -148,7 +148,7 @@ class Parser(argparse.ArgumentParser):
             self._help(args)
 
     def _help(self, args: argparse.Namespace | None = None) -> NoReturn:
-        with closed_streams.quiet():
+        with closed_streams.exit_quietly():
             print(self.format_help().strip())
             if args is not None and args.config is not None:
                 from tfdist.config import field_help
@@ -183,7 +183,7 @@ def run(tool: types.ModuleType, name: str) -> NoReturn:
 
     `USAGE` of the module lists the arguments that are not flags.
     """
-    closed_streams.open_closed()
+    closed_streams.reopen()
     parser = Parser(f"python -m tfdist {name}", f"{tool.__doc__}")
     tool.add_flags(parser)
     words = getattr(tool, "USAGE", "--config=FILE [flags]" if parser.has_config else "[flags]")
@@ -191,7 +191,7 @@ def run(tool: types.ModuleType, name: str) -> NoReturn:
 
     def call(args: argparse.Namespace) -> int | None:
         try:
-            with closed_streams.quiet():
+            with closed_streams.exit_quietly():
                 return tool.main(args)
         except (ValueError, OSError) as error:
             sys.exit(f"tfdist {name}: {error}")

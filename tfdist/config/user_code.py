@@ -21,10 +21,11 @@ PACKAGE = os.path.join(Path(__file__).parents[1], "")
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
-    """Returns the folders of Python, tfdist and all packages, those outside of Python's own folders included.
+    """Returns the folders of Python, tfdist and all packages, including those outside of Python's own folders.
 
-    `pip install --target` and the modules of clusters make such folders, which PYTHONPATH names: pip has left its
-    records there. The folder of the script and the current one are the user's in any case.
+    Such folders come from `pip install --target` or from the environment modules of clusters, and are in PYTHONPATH.
+    They are known by the records that pip leaves there. The folder of the script and the current one are the user's in
+    any case.
     """
     found = {
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -132,7 +133,8 @@ def is_users(file: str) -> bool:
 def hashes() -> dict[str, str]:
     """Returns the hash of each Python file of the user's code that is imported, and one of all files of tfdist.
 
-    A file is called as its module is imported ("lab/data.py"), wherever it lies; the script and others, by their name.
+    The name of a file follows its module ("lab/data.py"), wherever it is stored; the script and others have their file
+    name.
     """
     found = {"tfdist": _hash(*sorted(map(str, Path(PACKAGE).rglob("*.py"))))}
     modules = [(name, getattr(module, "__file__", None)) for name, module in [*sys.modules.items()]]
@@ -146,7 +148,7 @@ def hashes() -> dict[str, str]:
 
 @functools.cache  # The hash of the imported code stays if the file is edited later.
 def _hash(*files: str) -> str:
-    import hashlib  # Of a command line that is wrong nothing is hashed.
+    import hashlib  # Imported here, because a wrong command line needs no hash.
 
     return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]
 
@@ -158,7 +160,7 @@ def is_of_python(file: str) -> bool:
 
 
 @contextlib.contextmanager
-def exits_refused() -> Iterator[None]:
+def refuse_exit() -> Iterator[None]:
     """Raises ValueError for `sys.exit` in the block."""
     try:
         yield

@@ -37,7 +37,7 @@ def validate(config: schema.Config, find_more: Callable[[], Iterable[str]] = lam
     """Checks the types and values of all fields; a ValueError lists each invalid one with what is allowed.
 
     Args:
-        find_more: returns more problems of a config whose types are right, without "config.".
+        find_more: returns more problems as lines without "config."; called if all types are right.
     """
     problems = list(_type_problems(config, ""))
     if not problems:
@@ -47,7 +47,7 @@ def validate(config: schema.Config, find_more: Callable[[], Iterable[str]] = lam
 
 
 def type_problem(value: Any, hint: Any) -> str:
-    """Returns what a field with the type `hint` must be, as a sentence without its name; "": `value` is that."""
+    """Returns what a field with the type `hint` must be, as a sentence without its name; "": `value` is valid."""
     if hint is Any:  # `_value_problems` checks it.
         return ""
     if dataclasses.is_dataclass(hint):

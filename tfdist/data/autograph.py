@@ -55,9 +55,9 @@ def convert_prepare(prepare: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_batches(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Returns `function`, converted; a ValueError if it returns no batch with a row for each row of its last argument.
+    """Returns `function`, converted; it raises ValueError if its batch lacks a row for each row of its last argument.
 
-    The number of rows becomes static, which `tf.numpy_function` forgets. Functions of tfdist are unchanged.
+    The batch gets a static number of rows, which `tf.numpy_function` loses. Functions of tfdist are unchanged.
     """
     converted = convert(function, name)
     if converted is function:

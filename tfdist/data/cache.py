@@ -3,7 +3,7 @@
 On disk, a cached split is one NumPy file of structured rows, whose name contains a hash of source, config and length.
 It is written under a temporary name and renamed when complete. A file lock lets two jobs or two workers on a host write
 it once; the kernel releases the lock when its holder dies, and the next process writes the incomplete file again. All
-is in a directory of this user, which no other can write.
+files are in a directory that only this user can write.
 """
 
 import fcntl
@@ -31,8 +31,8 @@ _CHUNK = 256
 def add_cache(options: config.Data, source: Source | None, split: str | None) -> Any:
     """Returns `source`, of this split, with the cache that `options` set: each example is read once.
 
-    Raises, when the first batch is traced, ValueError: examples differ in shape, or are no numbers and the cache is on
-    disk; OSError: the directory cannot be written, or is full.
+    When the first batch is traced, raises ValueError if examples differ in shape, or are not numbers and the cache is
+    on disk; OSError if the directory cannot be written, or is full.
     """
     if options.cache == "none" or source is None:
         return source
@@ -59,7 +59,7 @@ class CachedSource:
         return len(self._source)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)  # What a source may have: `verify`, `fingerprint` and others.
+        return getattr(self._source, name)  # Optional methods of a source: `verify`, `fingerprint` and others.
 
     @tf.autograph.experimental.do_not_convert
     def read(self, ids: tf.Tensor) -> Batch:
@@ -86,16 +86,16 @@ class CachedSource:
 
         Raises:
             ValueError: examples differ in shape, or are no numbers; names the feature.
-            OSError: the directory cannot be written, is full, or has that of another user; names it.
+            OSError: the directory cannot be written, is full, or belongs to another user; names it.
         """
-        # Others can neither read nor write it: their files could hold any examples.
+        # Other users can neither read nor write it: files of theirs could hold any examples.
         folder = paths.local(self._directory, "config.data.cache_dir") / f"tfdist-{os.geteuid()}"
         path = folder / f"{self.name}.npy"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if folder.lstat().st_uid != os.geteuid():
                 raise PermissionError(f"{folder} is another user's: remove it")
-            with open(path.with_suffix(".lock"), "ab") as lock:  # It stays: to remove it would race.
+            with open(path.with_suffix(".lock"), "ab") as lock:  # The lock file stays: removing it would be a race.
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -163,7 +163,7 @@ def in_memory(source: Source, read: Callable[[tf.Tensor], Batch]) -> InMemoryArr
 
 
 def chunks(load: Callable[[tf.Tensor], Batch], num_examples: int) -> Iterator[dict[str, np.ndarray]]:
-    """Yields `load` of the ids 0 to `num_examples`, in chunks. Raises ValueError if examples differ in shape."""
+    """Yields `load(ids)` for all ids below `num_examples`, in chunks. Raises ValueError if examples differ in shape."""
     ids = tf.data.Dataset.range(num_examples).batch(_CHUNK)
     load = tf.autograph.experimental.do_not_convert(load)
     loaded = ids.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(1)
@@ -182,7 +182,7 @@ def chunks(load: Callable[[tf.Tensor], Batch], num_examples: int) -> Iterator[di
 def write(path: Path, chunks: Iterable[Mapping[str, np.ndarray]], num_examples: int) -> None:
     """Writes `num_examples` examples to the file `path`, completely or not at all; the caller holds a lock.
 
-    Raises ValueError for strings and for a type that is none of NumPy's, such as bfloat16.
+    Raises ValueError for strings and for a type that NumPy does not have, such as bfloat16.
     """
     temporary = path.with_suffix(".writing")
     try:
@@ -216,7 +216,7 @@ def _type(name: str, values: np.ndarray) -> np.dtype:
 
 
 def _open(path: Path) -> np.ndarray | None:
-    """Returns the mapped examples of `write`; None if they are not there, or were cut off."""
+    """Returns the memory-mapped examples of `write`; None: there is no file, or it is incomplete."""
     try:
         return np.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError):

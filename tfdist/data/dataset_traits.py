@@ -1,4 +1,4 @@
-"""Finds what a resumed run may not repeat in a `tf.data` pipeline of the user's."""
+"""Finds parts of a user's `tf.data` pipeline that a resumed run may not repeat exactly."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.data import guard
 
 _UNORDERED = (
-    "An operation of the tf.data.Dataset has deterministic=False, so that its order differs between runs and workers. "
+    "An operation of the tf.data.Dataset has deterministic=False, so its order may differ between runs and workers. "
     "Remove this argument, or, for tfds.load, pass read_config=tfds.ReadConfig(shuffle_seed=0)."
 )
 
@@ -20,7 +20,7 @@ class DatasetTraits:
 
     # True if it runs Python code or draws from a state: passes may differ if some are not read.
     has_state: bool
-    # True if it has, or reads, a state or variables: passes differ if those are changed between.
+    # True if it has a state, or reads variables: passes differ if these change in between.
     reads_state: bool
     # Why two starts, or two workers, may read different batches; None: they do not.
     resume_caveat: str | None

@@ -94,11 +94,11 @@ class Feed:
     verify: Callable[[], None] = lambda: None
     # (step function) -> the same function, which sees batches with the static shapes of `spec`.
     with_known_shapes: Callable[[Callable[..., tf.Tensor]], Callable[..., tf.Tensor]] = lambda step: step
-    # Of a config. Log line: the `prepare` function, and what it returns.
+    # For a config: the log line about the `prepare` function and the batches that it returns.
     preparation: str = ""
-    # Of a config: warnings about the data.
+    # For a config: warnings about the data.
     notes: tuple[str, ...] = ()
-    # Of a config: (count) -> the first training examples, completely prepared, without augmentation.
+    # For a config: (count) -> the first training examples, completely prepared, without augmentation.
     first_batch: Callable[[int], Batch] | None = None
-    # Of a config: the content of data.json; see `description.to_save`.
+    # For a config: the content of data.json; see `description.to_save`.
     saved: Mapping[str, Any] = dataclasses.field(default_factory=dict)

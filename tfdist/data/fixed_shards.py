@@ -1,4 +1,4 @@
-"""`config.data.shards`: an example always belongs to one worker, and no other reads and caches it.
+"""`config.data.shards`: an example always belongs to one worker, and no other worker reads or caches it.
 
 "fixed": example i to worker i mod W. "contiguous": each worker has consecutive examples, and reads only their files.
 """
@@ -14,7 +14,7 @@ from tfdist.data.stream import ReplicaShard, Source
 
 
 class PartSource:
-    """The examples of one part of `source`, numbered from 0. Those in memory are moved out of `source`."""
+    """The examples of one part of `source`, numbered from 0. Examples in memory are moved out of `source`."""
 
     def __init__(self, source: Source, part: WorkerExamples):
         self._source, self._part = source, part
@@ -34,7 +34,7 @@ class PartSource:
         return self._read(ids)
 
     def fingerprint(self) -> str:
-        """Returns that of the whole source, and the part."""
+        """Returns the fingerprint of the whole source, and the number of the part."""
         whole = getattr(self._source, "fingerprint", str)()
         return f"{whole} {self._part.index} of {self._part.count}{' contiguous' * self._part.contiguous}"
 

@@ -1,10 +1,10 @@
-"""One guard around users' Python: what it does that a graph does not show, and that a resumed run would not repeat.
+"""Checks users' Python for effects that a graph does not show, and that a resumed run would not repeat.
 
 A function is traced once: what it draws from global random numbers is then a constant, and what a callback changes in
-Python later has no effect. A graph calls Python functions, draws from states, and writes variables that no checkpoint
+Python later has no effect. A graph may call Python functions, draw from states, and write variables that no checkpoint
 holds. `around` looks for all of these when a function is traced, `around_hook` after a hook of a callback.
 
-What is found is an error on several workers, and on one where a resumed run would differ; else it is a warning.
+A finding is an error with several workers, or if a resumed run would differ; otherwise it is a warning.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ RANDOM = {
 }
 # Types of ops that call Python functions. Those that are declared stateless have another type.
 _PYTHON = {"PyFunc", "EagerPyFunc"}
-# In the names of such ops of tfdist's own.
+# Part of the names of tfdist's own ops of these types.
 _OWN = "tfdist_time"
 _MAX_NAMED = 5
 _IN_INPUT = "TensorFlow's stateless functions, such as tf.image.stateless_random_brightness, with the seeds that "
@@ -59,7 +59,7 @@ class Guarded:
     saved: bool = True
     # A script runs as it does under Keras, unless its workers or a resumed run would differ.
     is_script: bool = False
-    told: set[str] = dataclasses.field(default_factory=set)
+    warned: set[str] = dataclasses.field(default_factory=set)
     # What reads a variable, in words -> the variable, and its value at the trace.
     watched: dict[str, tuple[tf.Variable, bytes]] = dataclasses.field(default_factory=dict)
 
@@ -68,18 +68,22 @@ _run = Guarded()
 
 
 def begin(run: Guarded) -> Guarded:
-    """Begins or continues a run: the functions that are traced from now on are its. Returns the one before."""
+    """Begins or continues a run: functions traced from now on belong to it. Returns the run before."""
     global _run
     before, _run = _run, run
     return before
 
 
 def _report(message: str, *, refuse: bool = False, doubtful: bool = False) -> None:
-    """Raises ValueError if workers or a resumed run differ, or to `refuse`; else warns once. `doubtful`: they may."""
+    """Raises ValueError if workers or a resumed run would differ, or if `refuse` is set; otherwise warns once.
+
+    Args:
+        doubtful: a resumed run need not differ, so this alone is no error.
+    """
     if refuse or (_run.saved and not doubtful) or (_run.several_workers and not _run.is_script):
         raise ValueError(message)
-    if message not in _run.told:
-        _run.told.add(message)
+    if message not in _run.warned:
+        _run.warned.add(message)
         print(f"tfdist: WARNING: {message}", file=sys.stderr, flush=True)
 
 
@@ -91,14 +95,14 @@ def around(
     in_input: bool = False,
     draws: bool = True,
 ) -> Callable[..., Any]:
-    """Returns `function`, with what it does found when it is traced, by the file and the line.
+    """Returns `function`, which is checked when it is traced; messages name the file and the line.
 
     Args:
         name: for messages, such as "config.data.prepare".
-        known: called when it has been traced; returns, by the ids of handles, whether it may write a variable (True),
-            or only callbacks may (False). None: its graph is looked at by the function that calls it.
-        in_input: whether a `tf.data.Dataset` calls it, with its batches read ahead.
-        draws: whether what it draws in Python is looked for.
+        known: called after the trace; returns id of a variable's handle -> True if the function may write the variable,
+            False if only callbacks may. None: the function that calls it checks the graph.
+        in_input: whether a `tf.data.Dataset` calls it, which reads batches ahead.
+        draws: whether to check for random numbers that it draws in Python.
     """
     advice, checked = _IN_INPUT if in_input else _IN_STEP, weakref.WeakSet()
 
@@ -116,8 +120,8 @@ def around(
         if drawn and draws:
             _report(
                 f"{name} draws from the global random numbers of {' and '.join(drawn)} at "
-                f"{_places(function, args) or 'a library'}, or in what is called there: it draws once, when it is "
-                f"traced, and not for each batch. Use {advice}."
+                f"{_places(function, args) or 'a library'}, or in a function called there: it draws once, when it "
+                f"is traced, and not for each batch. Use {advice}."
             )
         return result
 
@@ -126,12 +130,12 @@ def around(
 
 @contextlib.contextmanager
 def around_hook(callback: Any, hook: str, objects: Mapping[str, Any], alone: bool, compares: bool) -> Iterator[None]:
-    """In the block, which calls a hook, finds what it changes that a trace has read, by the file and the line.
+    """Checks whether the hook that the block calls changes values that a trace has read; messages name file and line.
 
     Args:
         objects: layers and optimizer by name.
         alone: other workers do not call it.
-        compares: also variables, which takes longer.
+        compares: whether to check variables, too, which takes longer.
     """
     name = f"{type(callback).__name__}.{hook} ({_places(getattr(callback, hook)) or 'of a library'})"
     before = _plain_attributes(objects)
@@ -183,7 +187,7 @@ def _code(function: Any) -> Any:
 
 def _check_graph(graph: Any, name: str, known: Mapping[int, bool], places: str, advice: str) -> None:
     def line(op: tf.Operation) -> str:
-        """Of an operation, or where the functions are that may have made it, in a loop of tfdist."""
+        """Returns the line of an operation; in a loop of tfdist, the places of the functions that may have made it."""
         found = user_code.current_line(op.traceback)
         return found if found != "a library" else places or found
 
@@ -239,7 +243,7 @@ def nodes(definition: tf.compat.v1.GraphDef) -> Iterator[tf.compat.v1.NodeDef]:
 
 def _find(graph: tf.Graph, definition: tf.compat.v1.GraphDef, types: set[str]) -> list[tf.Operation]:
     """Returns the operations of `graph` that are of `types`, and those that call a function with such ops."""
-    found: set[str] = set()  # Functions.
+    found: set[str] = set()  # Names of functions with such ops.
 
     def reaches(node: tf.compat.v1.NodeDef) -> bool:
         called = (one.name for value in node.attr.values() for one in (value.func, *value.list.func))
@@ -275,7 +279,7 @@ def _plain_attributes(objects: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _names_in_code(kind: type) -> frozenset[str]:
-    """Returns the names that the functions of users' classes use after an object is made."""
+    """Returns the names in the methods of a user's class, except __init__."""
     functions = itertools.chain(*(vars(one).values() for one in kind.__mro__ if user_code.defines(one)))
     codes = [one.__code__ for one in functions if inspect.isfunction(one) and one.__name__ != "__init__"]
     return frozenset(name for code in codes for name in code.co_names)

@@ -40,14 +40,14 @@ def open_inputs(config: config_lib.Config) -> Inputs:
         prepare_all=finish_on_host(prepare, finish),
         objective=_finish_on_device(finish, objective),
         adapt=adapt,
-        described=_spec_of_finished(finish) if halves and finish else lambda spec: spec,
+        prepared_spec=_spec_of_finished(finish) if halves and finish else lambda spec: spec,
         train_source=open_source(config, train),
         evaluation_source=None if evaluation is None else open_source(config, evaluation),
     )
 
 
 def _finish_on_device(finish: Callable[..., Batch] | None, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an objective that first calls `config.data.finish` on the device; batches are copied there as bytes."""
+    """Returns an objective that first calls `config.data.finish` on the device, on the output of `prepare`."""
     if finish is None:
         return function
 
@@ -76,7 +76,7 @@ def finish_on_host(prepare: Prepare, finish: Callable[..., Batch] | None) -> Pre
 
 
 def open_source(config: config_lib.Config, split: str) -> Any:
-    """Makes the source of one split, and checks that it is one and not empty; no TensorFlow operation runs."""
+    """Makes the source of one split, and checks that it is a source and not empty; no TensorFlow operation runs."""
     source, name = specs.build(config.data.source, split, field="config.data.source"), config.data.source["target"]
     if not (hasattr(source, "__len__") and hasattr(source, "read")):
         raise ValueError(
@@ -89,7 +89,7 @@ def open_source(config: config_lib.Config, split: str) -> Any:
 
 
 def make_sizes(config: config_lib.Config, inputs: Inputs, num_replicas: int, *, trains: bool = True) -> Sizes:
-    """Counts examples and steps; ValueError if the batch size does not fit the data or replicas, or classes differ."""
+    """Counts examples and steps. Raises ValueError if the batch size is unsuitable, or the classes differ."""
     if trains:
         batches.check_divisible(config, num_replicas)
     train, evaluation, batch = inputs.train_source, inputs.evaluation_source, config.data.batch_size
@@ -127,6 +127,6 @@ def _check_classes(config: config_lib.Config, train: Any, evaluation: Any) -> No
     only = sorted({*names[0]} ^ {*names[1]})
     difference = f"one of them lacks the class {only[0]!r}" if only else "the order differs"
     raise ValueError(
-        f"{config.data.source['target']}: labels are numbers of classes, so the splits {here!r} and {there!r} must "
+        f"{config.data.source['target']}: labels are indices of classes, so the splits {here!r} and {there!r} must "
         f"have the same classes in the same order, but {difference}: correct the data."
     )

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.data import autograph, order, read_ahead, stream
 from tfdist.data.stream import ReplicaShard, Source
 
-# Limit of a search: the steps since the last checkpoint may be many.
+# Time limit of a search: there may be many steps since the last checkpoint.
 SECONDS = 60.0
 # Examples that are read at once in the search for a label.
 _CHUNK = 256
@@ -55,10 +55,10 @@ def example_with_label(
 ) -> str:
     """Returns the first example with this label, such as "Example 17 of the split 'train'"; "": none was found.
 
-    Of divided shards (`config.data.shards`) it is the first of this worker's part, and the text says so.
+    With divided shards (`config.data.shards`), it is the first of this worker's part, and the text says so.
 
     Args:
-        sources: split -> its source, and the part of the split that it is, see `stream.locate_rows`.
+        sources: split -> its source, and the part of the split that the source holds, see `stream.locate_rows`.
         column: the column of the labels, as the source reads it.
     """
     for split, (source, part) in sources.items():

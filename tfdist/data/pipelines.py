@@ -30,7 +30,7 @@ class Inputs:
     train_source: Any = None
     evaluation_source: Any = None
     # Spec of a batch of the pipeline -> spec of the batch that `config.data.prepare` returns; see `image.halves`.
-    described: Callable[[dict[str, tf.TensorSpec]], dict[str, tf.TensorSpec]] = lambda spec: spec
+    prepared_spec: Callable[[dict[str, tf.TensorSpec]], dict[str, tf.TensorSpec]] = lambda spec: spec
 
 
 def make_feed(
@@ -60,18 +60,18 @@ def make_feed(
 
         notes = (textbook.NOTE,)
         training = textbook.training(train, inputs.prepare, options, seed=config.seed)
-        of_pipeline = textbook.fields(training, shard, cluster)
+        pipeline_fields = textbook.fields(training, shard, cluster)
     else:
         ordering = {"seed": config.seed, "global_batch": batches[0], "shuffle": options.shuffle, "part": parts[0]}
         training = stream.training(train, inputs.prepare, shard, **ordering)
-        of_pipeline = {
+        pipeline_fields = {
             "spec": description.element_spec(training(0, 1)),
             "open_training": lambda start, stop: cluster.distribute(training(start, stop)),
             "first_nonfinite": lambda *numbers: inspection.first_nonfinite(
                 inspection.rows_of_steps(training, shard, train_source, options.train_split, *numbers, **ordering)
             ),
         }
-    described = inputs.described(of_pipeline["spec"])
+    described = inputs.prepared_spec(pipeline_fields["spec"])
 
     def evaluate() -> tuple[tf.data.Dataset, int]:
         return stream.evaluation(
@@ -97,7 +97,7 @@ def make_feed(
         notes=notes,
         first_batch=functools.partial(stream.first_examples, train_source, inputs.prepare_all, seed=config.seed),
         saved=description.to_save(options, inputs.train_source, described),
-        **of_pipeline,
+        **pipeline_fields,
     )
 
 

@@ -32,14 +32,14 @@ def limits(spec: Any, *, rows: int, local_replicas: int) -> tuple[int, int]:
 
 
 def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns `dataset` without autotuning; see `cluster/distributed_dataset.py`: else closing may take a minute."""
+    """Returns `dataset` with autotuning off: otherwise closing may take a minute (`cluster/distributed_dataset.py`)."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
 
 
 def num_bytes(spec: Any, rows: int) -> int:
-    """Returns the bytes of an element; `rows` replaces unknown dimensions. Of a string, only the reference counts."""
+    """Returns the bytes of an element; `rows` replaces unknown dimensions. For strings, only the references count."""
     total = 0
     for one in tf.nest.flatten(spec):
         if isinstance(one, tf.TensorSpec) and one.shape.rank is not None:

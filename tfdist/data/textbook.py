@@ -65,7 +65,7 @@ def training(
 
     def batches(start: int, stop: int) -> tf.data.Dataset:
         epoch, skip = divmod(start, epoch_steps)
-        last = max(epoch + 1, -(-stop // epoch_steps))  # There are batches after the last step, too.
+        last = max(epoch + 1, -(-stop // epoch_steps))  # At least one epoch, even if no step is left.
         dataset = _join([one_epoch(number) for number in range(epoch, last)])
         dataset = dataset.batch(options.batch_size, drop_remainder=True).skip(skip)
         dataset = dataset.map(prepare_batch, num_parallel_calls=tf.data.AUTOTUNE)
@@ -102,7 +102,7 @@ def _place_in_batch(column: str, at: tuple[int, ...]) -> str:
 def fields(
     make_batches: Callable[[int, int], tf.data.Dataset], shard: ReplicaShard, cluster: Distributor
 ) -> dict[str, Any]:
-    """Returns the fields of a `Feed` that this pipeline decides; `make_batches` is what `training` returned."""
+    """Returns the fields of a `Feed` that this pipeline sets; `make_batches` is what `training` returned."""
 
     def open_training(start: int, stop: int) -> Iterator[Any]:
         return cluster.distribute_global(make_batches(start, stop))

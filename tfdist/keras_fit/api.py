@@ -36,8 +36,8 @@ from tfdist.keras_fit.own_step import own_setup
 from tfdist.training import api as trainer
 
 
-def _with_integers(function: Callable) -> Callable:
-    """Calls `function` with the integers of NumPy and TensorFlow among its options as those of Python."""
+def _convert_integers(function: Callable) -> Callable:
+    """Returns `function`, with integers of NumPy and TensorFlow in its options converted to Python's."""
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
@@ -48,12 +48,12 @@ def _with_integers(function: Callable) -> Callable:
 
 def _as_integer(value: Any) -> Any:
     if getattr(value, "shape", None) == ():
-        with contextlib.suppress(TypeError):  # It is no integer.
+        with contextlib.suppress(TypeError):  # Not an integer.
             return operator.index(value)
     return value
 
 
-@_with_integers
+@_convert_integers
 def fit(
     cluster: Cluster,
     model: keras.Model,
@@ -83,20 +83,21 @@ def fit(
         cluster: what `connect` returned; the model was created and compiled in its scope.
         x: training data; see the module's docstring, also for `callbacks`. Other arguments: as for `model.fit`.
         batch_size: examples per step over all replicas; default: 32.
-        verbose: 1 or "auto" for a bar (in a log file as 2), 2 for a line per epoch, 0 for no output.
-        workdir: shared directory of the run: the same script resumes there. None: nothing is saved.
-        seed: of the order of the examples.
+        verbose: 1 or "auto": a progress bar, or in a log file the same as 2. 2: a line per epoch. 0: no output.
+        workdir: directory of the run, which all workers share; the same script, started again, resumes from it. None:
+            nothing is saved.
+        seed: seed of the order of the examples.
 
     Returns:
         A `keras.callbacks.History`.
 
     Raises:
         ValueError: an argument is not supported; the message says what to do.
-        SystemExit: code 75: stopped by a signal, and saved. Run the script again to resume.
+        SystemExit: with code 75, after a stop signal; the state is saved. Run the script again to resume.
     """
     make_run.check_compiled(cluster, model, "fit")
     make_run.check_epochs(epochs, initial_epoch, validation_freq)
-    epochs = _at_most("max_epochs", epochs)
+    epochs = _apply_limit("max_epochs", epochs)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
     shuffle = bool(shuffle) and shuffle != "batch"  # "batch" reorders within a batch, which changes no gradient.
@@ -104,8 +105,8 @@ def fit(
     data = _data_adapter(model, x, y, sample_weight, shuffle=shuffle, **options)
     if data.size_unknown:
         messages.log_once(
-            "the number of batches is unknown before they are read. Keras would count one step more in each epoch, "
-            "without an update: Adam and a schedule of the learning rate give slightly other values there."
+            "the number of batches is unknown before they are read. In this case Keras counts one more step in each "
+            "epoch, without an update, so Adam and learning-rate schedules give slightly different values in Keras."
         )
     validation = None
     if validation_data is not None:
@@ -120,8 +121,8 @@ def fit(
         make_run.check_functions(model, "test")
         if any("evaluate" in vars(kind) and user_code.defines(kind) for kind in type(model).__mro__):
             messages.log_once(
-                f"{type(model).__name__} has its own evaluate, which fit does not call for validation_data: what it "
-                "computes is missing. Call it in a callback's on_epoch_end, or put it into test_step."
+                f"{type(model).__name__} has its own evaluate, which fit does not call for validation_data: the "
+                "values that it computes are missing. Call it in a callback's on_epoch_end, or put it into test_step."
             )
     config = make_run.config_of_fit(model, x, data.batch_size, epochs, validation_freq, shuffle, seed)
     place, traced = make_run.to_path(workdir), make_run.traced_values(cluster, model)
@@ -129,8 +130,8 @@ def fit(
         place = make_run.to_path(backup.backup_dir)
         config.checkpoint.every = config_lib.Every(**_interval(backup.save_freq))
         config.checkpoint.export = False
-    traced.tell_of_changes("train")
-    with interruption.handlers_if(place is not None) as stop, patches.patch_for_run(model) as stack:
+    traced.log_changes("train")
+    with interruption.handle_signals(place is not None) as stop, patches.patch_for_run(model) as stack:
         run = make_run.make_run(
             cluster, model, config, data, validation, callbacks, verbose, place, stop, stack, initial_epoch
         )
@@ -151,16 +152,16 @@ def fit(
 
 
 def _interval(save_freq: str | int) -> dict[str, int]:
-    """Returns the arguments of `Every` for an argument of Keras: "epoch", or a number of batches."""
+    """Returns the arguments of `Every` for Keras' `save_freq`: "epoch", or a number of batches."""
     return {"epochs": 1} if save_freq == "epoch" else {"steps": save_freq}
 
 
 def _steps_made(run: trainer.Run) -> int:
-    """Returns the steps of all runs with this model; after a restart, those before it too."""
+    """Returns the number of steps of all runs of this model, including those before a restart."""
     return int(keras.ops.convert_to_numpy(run.context.step_count))
 
 
-@_with_integers
+@_convert_integers
 def evaluate(
     cluster: Cluster,
     model: keras.Model,
@@ -184,7 +185,7 @@ def evaluate(
         batch_size: examples per step over all replicas; default: 32.
         verbose: 1 or "auto" for a bar (in a log file a line), 2 for a line, 0 for no output.
         callbacks: Keras callbacks; their evaluation hooks are called.
-        return_dict: return a dict by name instead of a list in Keras' order or, without metrics, the loss.
+        return_dict: True: return a dict by name. False: a list in Keras' order, or the loss if there are no metrics.
 
     Returns:
         The loss and the metrics over all examples, each example counted once.
@@ -195,20 +196,20 @@ def evaluate(
     make_run.check_compiled(cluster, model, "evaluate")
     data = _data_adapter(model, x, y, sample_weight, batch_size=batch_size, steps=steps)
     config = make_run.config_of_evaluation(model, data.batch_size)
-    make_run.traced_values(cluster, model).tell_of_changes("test")
+    make_run.traced_values(cluster, model).log_changes("test")
     with patches.patch_for_run(model) as stack:
         stop = interruption.StopRequest()
         run = make_run.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
-        made_for = make_run.evaluated_data(model, data)
+        made_for = make_run.evaluation_key(model, data)
         services = trainer.make_silent_services(
-            run, lambda steps: make_run.made_on_model(cluster, model, "evaluation", lambda: steps, *made_for)
+            run, lambda steps: make_run.keep_on_model(cluster, model, "evaluation", lambda: steps, *made_for)
         )
         logs = trainer.evaluate(services, 0)
     cluster.monitor.stop_timer()
-    return dict(sorted(logs.items())) if return_dict else compiled_model.in_order(model, logs)
+    return dict(sorted(logs.items())) if return_dict else compiled_model.evaluation_result(model, logs)
 
 
-@_with_integers
+@_convert_integers
 def predict(
     cluster: Cluster,
     model: keras.Model,
@@ -245,19 +246,19 @@ def predict(
     dataset = data.one_pass(trainer.replica_shard(cluster), reset=False)
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
     traced = make_run.traced_values(cluster, model)
-    traced.tell_of_changes("predict")
+    traced.log_changes("predict")
     make = functools.partial(predict_lib.Predictor, cluster, model, traced, data.element_spec)
-    predictor = make_run.made_on_model(cluster, model, "prediction", make)
+    predictor = make_run.keep_on_model(cluster, model, "prediction", make)
     found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner)
     data.end_epoch()
     cluster.monitor.stop_timer()
     return found
 
 
-def _at_most(name: str, given: int | None) -> int | None:
-    """Returns a number of `fit`, or the limit `name` of `keras.config`.
+def _apply_limit(name: str, given: int | None) -> int | None:
+    """Returns `given`, or the limit `name` of `keras.config` if that is lower or `given` is None.
 
-    Keras reads its variable when it is imported, which is before a script of tfdist.run sets it.
+    Keras reads the environment variable of the limit at its import, before a script under tfdist.run can set it.
     """
     limit = getattr(keras.config, name)() or int(os.environ.get(f"KERAS_{name.upper()}", 0))
     return min(limit, given or limit) if limit else given
@@ -273,10 +274,10 @@ def _data_adapter(
     steps: int | None = None,
     **options: Any,
 ) -> DataAdapter:
-    """Returns the adapter of data for `model`; `options`: those of `base.DataOptions` that do not follow from it."""
+    """Returns the adapter of data for `model`; `options` are the other fields of `base.DataOptions`."""
     given = base.DataOptions(
         **options,
-        steps=_at_most("max_steps_per_epoch", steps),
+        steps=_apply_limit("max_steps_per_epoch", steps),
         as_given=bool(own_setup.overrides(model)) if as_given is None else as_given,
     )
     return make_adapter.make_data_adapter(x, y, sample_weight, given)

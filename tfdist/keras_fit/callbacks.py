@@ -19,10 +19,10 @@ def _as_list(given: Any) -> list[Any]:
 
 
 def find_backup(given: Any, workdir: Path | None) -> keras.callbacks.BackupAndRestore | None:
-    """Returns the BackupAndRestore among Keras' `callbacks` whose directory is that of the run; None: there is none.
+    """Returns the BackupAndRestore whose directory the run takes; None: there is none, or `workdir` is given.
 
     Args:
-        workdir: the directory of the run, which is used instead.
+        workdir: the directory of the run; None: that of the callback.
     """
     found = next((one for one in _as_list(given) if isinstance(one, keras.callbacks.BackupAndRestore)), None)
     if found is not None:
@@ -46,7 +46,8 @@ def make_callbacks(
     Args:
         given: what Keras accepts as `callbacks`: None, a callback, a list of callbacks, or a CallbackList.
         epochs: the epoch after which training ends.
-        saves_draws: as for `CallbackRunner`; only under tfdist.run, where callbacks draw the same on all workers.
+        saves_draws: as for `CallbackRunner`; used only under tfdist.run, where callbacks draw the same random numbers
+            on all workers.
 
     Raises:
         ValueError: an element is not a callback.
@@ -58,7 +59,7 @@ def make_callbacks(
     for callback in _as_list(given):
         if not isinstance(callback, keras.callbacks.Callback):
             raise ValueError(
-                "callbacks must hold objects of keras.callbacks.Callback, such as EarlyStopping(). "
+                "callbacks must be instances of keras.callbacks.Callback, such as EarlyStopping(). "
                 f"Received: {callback!r}"
             )
         if not isinstance(callback, keras.callbacks.BackupAndRestore | keras.callbacks.ProgbarLogger):
@@ -66,12 +67,12 @@ def make_callbacks(
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
     if not script_state.in_script():
         return trainer.CallbackRunner(cluster, model, callbacks, bar, params)
-    script = functools.partial(script_state.running, by_tfdist=False)
+    script = functools.partial(script_state.tfdist_code, by_tfdist=False)
     return trainer.CallbackRunner(cluster, model, callbacks, bar, params, script, saves_draws)
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):
-    """Keras' bar, which moves once per execution, and not once per batch; on the chief only.
+    """Keras' progress bar, on the chief only. It moves once per execution, not once per batch.
 
     It is the last callback, so that it shows what others add to the logs, such as the learning rate.
     """

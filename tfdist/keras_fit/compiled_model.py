@@ -1,4 +1,4 @@
-"""What `compile()` made of a Keras model, and how Keras calls the model: the private names that this needs."""
+"""What `compile()` has stored in a Keras model, and the form of Keras' results. Uses private names of Keras."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 
 def overrides(model: keras.Model, name: str) -> bool:
-    """Returns whether the class of the model, or the model itself, has a method of its own in place of Keras'."""
+    """Returns whether the model, or its class, overrides the method `name` of `keras.Model`."""
     method = getattr(model, name)
     return getattr(method, "__func__", method) is not getattr(keras.Model, name)
 
@@ -18,12 +18,12 @@ def losses(model: keras.Model) -> Any:
 
 
 def metrics(model: keras.Model) -> Any:
-    """Returns Keras' metric that updates those that `compile()` was given; None without any."""
+    """Returns Keras' metric that updates the metrics given to `compile()`; None: none were given."""
     return model._compile_metrics
 
 
 def compilation(model: keras.Model) -> Any:
-    """Returns an object that each `compile()` makes; None before the first."""
+    """Returns an object that every call of `compile()` makes anew; None before the first call."""
     return getattr(model, "_compile_config", None)
 
 
@@ -33,7 +33,7 @@ def compile_losses(model: keras.Model) -> list[Any]:
 
 
 def loss_objects(model: keras.Model) -> list[keras.Loss]:
-    """Returns the losses that `compile()` was given as objects; those of names and functions too."""
+    """Returns the losses given to `compile()`, with names and functions converted to objects."""
     return [keras.losses.get(one) for one in compile_losses(model) if one is not None]
 
 
@@ -42,8 +42,8 @@ def compile_loss_weights(model: keras.Model) -> Any:
     return None if losses(model) is None else losses(model)._user_loss_weights
 
 
-def in_order(model: keras.Model, logs: dict[str, float]) -> Any:
-    """Returns values by name as `Model.evaluate` does: a list in the order of the metrics, or one number."""
+def evaluation_result(model: keras.Model, logs: dict[str, float]) -> Any:
+    """Returns `logs` in the form of `Model.evaluate`: a list in the order of the metrics, or one number."""
     names: list[str] = []
     for metric in model.metrics:
         names += [one.name for one in metric.metrics] if metric is metrics(model) else [metric.name]
@@ -51,15 +51,15 @@ def in_order(model: keras.Model, logs: dict[str, float]) -> Any:
     return [logs[name] for name in names] if len(names) != 1 else logs[names[0]]
 
 
-def flat(logs: dict[str, Any]) -> dict[str, Any]:
-    """Returns nested results of metrics by name as Keras' logs have them: with the inner names only."""
+def flatten_results(logs: dict[str, Any]) -> dict[str, Any]:
+    """Flattens nested results of metrics as Keras does for its logs: only the inner names are kept."""
     found: dict[str, Any] = {}
     for name, value in logs.items():
-        found |= flat(value) if isinstance(value, dict) else {name: value}
+        found |= flatten_results(value) if isinstance(value, dict) else {name: value}
     return found
 
 
-def as_keras(value: Any) -> Any:
+def to_log_value(value: Any) -> Any:
     """Returns a metric's result as Keras keeps it: a float, or an array of one value per class."""
     array = value.numpy() if isinstance(value, tf.Tensor) else keras.ops.convert_to_numpy(value)  # Also bfloat16.
     return float(array) if array.ndim == 0 else array

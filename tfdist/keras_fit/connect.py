@@ -1,8 +1,8 @@
 """Connects the workers of a script, and ends all workers after an error on one.
 
 `connect` sets `sys.excepthook` for the rest of the script: an error between two calls of `fit` would otherwise leave
-the other workers waiting. On one worker errors are shown as on several. With several workers, it makes Keras' own
-`fit`, `evaluate` and `predict` raise for models in their scope.
+the other workers waiting. With one worker, errors are printed in the same form. With several workers, `connect` also
+makes Keras' own `fit`, `evaluate` and `predict` raise for models in their scope.
 """
 
 import atexit
@@ -31,12 +31,12 @@ _connected: Cluster | None = None
 
 
 def current_cluster() -> Cluster | None:
-    """Returns the workers, if this process has connected to them."""
+    """Returns what `connect` returned in this process; None: it has not been called."""
     return _connected
 
 
 def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | None = 0) -> ScriptCluster:
-    """Connects to all other workers of this job: the first call of a script.
+    """Connects to all other workers of this job. A script must call it first.
 
     The script is started once per worker, by Slurm, MPI, TF_CONFIG or by hand; see `strategy.connect`. At the end of
     the script the workers wait for each other; an error on one worker ends all.
@@ -50,10 +50,10 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
         The cluster. Create and compile models in its `scope()`.
 
     Raises:
-        TimeoutError, ValueError, OSError: as `strategy.connect`; ValueError: Keras was imported with another backend.
+        TimeoutError, ValueError, OSError: as in `strategy.connect`; also ValueError if Keras has another backend.
     """
     global _connected
-    closed_streams.open_closed()
+    closed_streams.reopen()
     if keras.config.backend() != "tensorflow":
         raise ValueError(
             f"Keras needs the backend tensorflow. Received: {keras.config.backend()!r}. Import tfdist before keras, "
@@ -61,22 +61,22 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
         )
     trainer.adopt_remat_scopes()
     _connected = cluster = collective_guard.for_script(strategy.connect(options))
-    messages.speak_if(cluster.is_chief)
-    # TensorFlow counts the functions of several calls of `fit` as one that is traced again and again.
+    messages.log_only_on_chief(cluster.is_chief)
+    # TensorFlow would warn that one function is retraced often: it counts those of all calls of `fit` as one.
     logging.getLogger("tensorflow").addFilter(lambda record: not _RETRACED.search(record.getMessage()))
     if seed is not None and eager_context.global_seed() is None:
         keras.utils.set_random_seed(seed)
     if cluster.num_workers > 1:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow's handler would ignore it.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow's handler would ignore the signal.
         atexit.register(cluster.leave)
         sys.excepthook = _end_all_workers
         collective_guard.reject_keras_methods(cluster.strategy)
     else:
-        sys.excepthook = _report
+        sys.excepthook = _print_error
     return cluster
 
 
-def _report(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
+def _print_error(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
     error_report.report_exception(error)
 
 

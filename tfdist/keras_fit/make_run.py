@@ -1,4 +1,4 @@
-"""Makes a run of a compiled model, after checking that it can be distributed: its config, its step and its input."""
+"""Checks that a compiled model can be distributed, and makes its run: config, step and input."""
 
 import contextlib
 import dis
@@ -72,12 +72,12 @@ def make_run(
         if "train" in kinds:
             context, more = prepare()
         else:
-            context, more = made_on_model(cluster, model, "evaluation_step", prepare, *evaluated_data(model, adapter))
+            context, more = keep_on_model(cluster, model, "evaluation_step", prepare, *evaluation_key(model, adapter))
     more = {**more, **shard_layers.check(cluster, trainer.layers_of_all_depths(model), context.statistics)}
     trainer.make_stateless(model, context.step_count, global_view.replica_of_draws, config.seed)
     compares = workdir is not None
     feed = _make_feed(cluster, config, adapter, validation, initial_epoch, compares=compares)
-    # Python code that makes data may draw random numbers, and read ahead.
+    # Python code that makes data may draw random numbers while it reads ahead: such draws are not reproducible.
     made_by_code = any(one.made_by_code for one in adapters)
     fit = {"epochs": round(config.train.epochs), "steps": adapter.steps, "saves_draws": not made_by_code}
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, **fit)
@@ -101,9 +101,9 @@ def make_run(
     )
 
 
-def traced_values(cluster: Cluster, model: keras.Model) -> plain_values.Traced:
+def traced_values(cluster: Cluster, model: keras.Model) -> plain_values.TracedValues:
     """Returns the values of attributes with which the step of a model is traced until the next `compile`."""
-    return made_on_model(cluster, model, "plain_values", lambda: plain_values.Traced(model))
+    return keep_on_model(cluster, model, "plain_values", lambda: plain_values.TracedValues(model))
 
 
 def _notes(cluster: Cluster, adapters: list[DataAdapter], workdir: Path | None) -> tuple[str, ...]:
@@ -124,19 +124,19 @@ def _advice_if_diverged(in_data: bool) -> str:
     )
 
 
-def evaluated_data(model: keras.Model, adapter: DataAdapter) -> tuple[Any, ...]:
-    """Returns what an evaluation step, and the traced function that calls it, are made for, besides the model."""
+def evaluation_key(model: keras.Model, adapter: DataAdapter) -> tuple[Any, ...]:
+    """Returns the properties of the data for which an evaluation is traced: the key under which it is kept."""
     return str(adapter.element_spec), adapter.batch_size, adapter.rows
 
 
-def made_on_model(cluster: Cluster, model: keras.Model, purpose: str, make: Callable[[], Any], *depends: Any) -> Any:
-    """Returns what `make` returns; on later calls what it returned first, such as a traced function.
+def keep_on_model(cluster: Cluster, model: keras.Model, purpose: str, make: Callable[[], Any], *depends: Any) -> Any:
+    """Returns the result of `make`, such as a traced function. It is kept on the model, and returned by later calls.
 
-    As in Keras, until the next `compile`.
+    After the next `compile`, or for other values in `depends`, `make` is called again.
 
     Args:
         purpose: such as "evaluation".
-        depends: other values that it was made for.
+        depends: further values for which the result was made.
     """
     made_for = (cluster, compiled_model.compilation(model), *depends)
     name = f"_tfdist_{purpose}"
@@ -148,7 +148,7 @@ def made_on_model(cluster: Cluster, model: keras.Model, purpose: str, make: Call
 
 
 def _check_targets(model: keras.Model, adapters: dict[str, DataAdapter]) -> None:
-    """Raises ValueError if a loss of `compile` needs targets that the data has not."""
+    """Raises ValueError if a loss of `compile` needs targets, and the data has none."""
     for adapter in adapters.values():
         own = own_setup.overrides(model) or compiled_model.overrides(model, "compute_loss")
         if own or model.loss is None:
@@ -160,18 +160,18 @@ def _check_targets(model: keras.Model, adapters: dict[str, DataAdapter]) -> None
 
 
 def check_epochs(epochs: int, initial_epoch: int, validation_freq: int | Collection[int]) -> None:
-    """Raises ValueError if one of these arguments of `tfdist.fit` is no whole number, or too small."""
+    """Raises ValueError if one of these arguments of `tfdist.fit` is not a whole number, or is too small."""
     listed = validation_freq if isinstance(validation_freq, Collection) else [validation_freq]
     whole = all(isinstance(one, numbers.Integral) for one in (epochs, initial_epoch, *listed))
     if not whole or min([epochs, *listed]) < 1 or initial_epoch < 0:
         raise ValueError(
-            "epochs and validation_freq (or what it lists) must be whole numbers from 1 on, initial_epoch from 0 on. "
+            "epochs and validation_freq (or its elements) must be whole numbers, at least 1; initial_epoch at least 0. "
             f"Received: epochs={epochs!r}, validation_freq={validation_freq!r}, initial_epoch={initial_epoch!r}"
         )
 
 
 def to_path(workdir: os.PathLike | str | None) -> Path | None:
-    """Returns the argument `workdir` of `tfdist.fit` as a path; raises ValueError if it is none."""
+    """Returns the argument `workdir` of `tfdist.fit` as a path; raises ValueError if it is not a path."""
     if workdir is None:
         return None
     if not isinstance(workdir, str | os.PathLike):
@@ -184,7 +184,7 @@ def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:
 
     Raises:
         ValueError: names the argument, what it must be, and what was received.
-        RuntimeError: as `cluster.check`.
+        RuntimeError: as `cluster.require_all_workers`.
     """
     form = f"tfdist.{purpose}(cluster, model, x, ...)"
     if not isinstance(cluster, Cluster):
@@ -193,20 +193,20 @@ def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:
         )
     if not isinstance(model, keras.Model):
         raise ValueError(f"{form}: `model` must be a keras.Model. Received: {type(model).__name__}")
-    cluster_lib.check(f"tfdist.{purpose}")
+    cluster_lib.require_all_workers(f"tfdist.{purpose}")
     check_functions(model, _KINDS[purpose])
 
 
 def check_compiled(cluster: Cluster, model: keras.Model, purpose: str) -> None:
-    """Checks also that `model` was compiled in the cluster's scope, and needs nothing that is not supported."""
+    """Calls `check_arguments`; also checks that `model` was compiled in the scope, with supported options only."""
     check_arguments(cluster, model, purpose)
     name = type(model).__name__
     if not model.compiled or model.optimizer is None:
         raise ValueError(f"Call model.compile(optimizer=..., loss=...) in cluster.scope() before tfdist.{purpose}.")
     if "apply" in vars(model.optimizer):
         raise ValueError(
-            f"{type(model.optimizer).__name__}.apply was set on the object, where it is not seen: write a class "
-            "that inherits from the optimizer's, and overrides apply."
+            f"{type(model.optimizer).__name__}.apply was replaced on the object, where this has no effect: write "
+            "a subclass of the optimizer that overrides apply."
         )
     # Metrics in the place of loss_weights, the third argument of compile.
     given = compiled_model.compile_loss_weights(model)
@@ -220,8 +220,9 @@ def check_compiled(cluster: Cluster, model: keras.Model, purpose: str) -> None:
     synchronized = trainer.synchronized_layers(model) if model.jit_compile and cluster.num_replicas > 1 else ()
     if synchronized:
         raise ValueError(
-            "compile(jit_compile=True) compiles no communication between replicas, but the layer "
-            f"{synchronized[0].name!r} normalises over all of them: remove jit_compile=True, or set synchronized=False."
+            "compile(jit_compile=True) cannot compile communication between replicas, which the layer "
+            f"{synchronized[0].name!r} needs to normalise over all of them: remove jit_compile=True, or set "
+            "synchronized=False."
         )
     # A step of the model's own reduces the loss itself.
     own = compiled_model.overrides(model, f"{_KINDS[purpose]}_step")
@@ -233,7 +234,7 @@ def check_compiled(cluster: Cluster, model: keras.Model, purpose: str) -> None:
 
 
 def check_functions(model: keras.Model, kind: str) -> None:
-    """Raises ValueError if the model has its own `make_KIND_function`, or methods that tfdist's own do not call.
+    """Raises ValueError if the model has its own `make_KIND_function`, or a preprocessor that tfdist does not call.
 
     Args:
         kind: "train", "test" or "predict".
@@ -247,7 +248,7 @@ def check_functions(model: keras.Model, kind: str) -> None:
     if compiled_model.overrides(model, f"make_{kind}_function"):
         raise ValueError(
             f"{type(model).__name__} has its own make_{kind}_function, which is not called: tfdist makes the function "
-            f"that runs {kind}_step on all replicas. Put what it does into {kind}_step, and remove it."
+            f"that runs {kind}_step on all replicas. Move its code to {kind}_step."
         )
 
 
@@ -263,16 +264,16 @@ def _make_feed(
     """Makes the input of a run.
 
     Args:
-        compares: whether a run that resumes compares the data with those of before.
+        compares: whether a resumed run compares its data with those of the earlier start.
     """
     shard = trainer.replica_shard(cluster)
-    validate_again = functools.partial(_validate_again, config.evaluation.every, adapter.steps, validation)
+    repeat_validation = functools.partial(_repeat_validation, config.evaluation.every, adapter.steps, validation)
 
     def open_training(start: int, stop: int) -> Iterator[Any] | None:
         if isinstance(adapter, Stream):
             return None
         for epoch in range(initial_epoch, start // adapter.steps):
-            validate_again(epoch)
+            repeat_validation(epoch)
         return cluster.distribute(adapter.dataset(shard, start, stop))
 
     def iterator_at(present: Iterator[Any] | None, step: int) -> Iterator[Any]:
@@ -288,7 +289,7 @@ def _make_feed(
             _compare_first_batches(cluster, adapter)
 
     if isinstance(adapter, Stream) and validation is not adapter:
-        adapter.validate = validate_again
+        adapter.validate = repeat_validation
         adapter.reset(initial_epoch)
     return Feed(
         sizes=Sizes(
@@ -311,18 +312,20 @@ def _make_feed(
     )
 
 
-def _validate_again(every: config_lib.Every, steps_per_epoch: int, validation: DataAdapter | None, epoch: int) -> None:
-    """Does to the validation data what was done after an epoch of an earlier start."""
+def _repeat_validation(
+    every: config_lib.Every, steps_per_epoch: int, validation: DataAdapter | None, epoch: int
+) -> None:
+    """Repeats on the validation data what an earlier start did to it after this epoch."""
     if validation is not None and trainer.DueSteps(every, steps_per_epoch).is_due((epoch + 1) * steps_per_epoch):
         validation.repeat_pass()
 
 
 def _compare_first_batches(cluster: Cluster, adapter: Stream) -> None:
-    """Compares what Python code of a script has made in an epoch that ends. Collective."""
+    """Compares the first batches that Python code of a script made in the epoch that ends. Collective."""
     batches = cluster.all_gather([*adapter.first_batch])
     if not same_data.are_alike(batches[cluster.rank], batches[0]):
         messages.log_once(
-            f"WARNING: the first batch of the epoch of worker {cluster.rank} is not that of worker 0: data of a script "
+            f"WARNING: worker {cluster.rank} had another first batch of the epoch than worker 0: data of a script "
             "must not depend on the process, the host or a thread.",
             everywhere=True,
         )
@@ -332,7 +335,7 @@ def _find_label(adapters: Mapping[str, DataAdapter | None], shard: ReplicaShard,
     """Returns the first target with this label, such as "y[17]"; "": none was found. Only arrays are searched.
 
     Args:
-        adapters: the name of the data, for its targets ("validation_data: "; "" for those of training) -> its adapter.
+        adapters: a prefix for the message ("validation_data: ", "" for the training data) -> the adapter of these data.
     """
     arrays = {name: one for name, one in adapters.items() if isinstance(one, RandomAccess)}
     return next((name + place for name, one in arrays.items() if (place := one.find_label(shard, label))), "")
@@ -375,7 +378,7 @@ def config_of_evaluation(model: keras.Model, batch_size: int) -> config_lib.Conf
 
 
 def _calling_place() -> str:
-    """Returns which of the calls of `fit` in a function of the script runs: edits of other lines do not change it."""
+    """Returns which call of `fit`, in which function of the script, runs now: edits of other lines change nothing."""
     frame = user_code.current_frame()
     if frame is None:
         return "a library"

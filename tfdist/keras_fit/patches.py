@@ -33,7 +33,7 @@ def patch_keras() -> Iterator[None]:
             (keras.optimizers.LossScaleOptimizer, "apply", global_view.apply),
             (keras.Loss, "__call__", in_step(own_rows.call_loss)),
             (keras.Model, "compute_loss", in_step(own_rows.compute_loss)),
-            (keras.optimizers.Optimizer, "_all_reduce_sum_gradients", in_step(_keep)),
+            (keras.optimizers.Optimizer, "_all_reduce_sum_gradients", in_step(_return_last)),
             (keras.optimizers.Optimizer, "_overwrite_model_variables_with_average_value", _overwrite),
             (cond_ops, "cond", global_view.cond),
             (type(tf.function(keras.Model)), "__call__", in_step(_call_function)),
@@ -48,18 +48,18 @@ def patch_keras() -> Iterator[None]:
             (tf.autodiff.ForwardAccumulator, "__init__", in_step(_refuse("tf.autodiff.ForwardAccumulator"))),
             *one_replica.REPLACED,
             (tf.nn, "compute_average_loss", in_step(_average_loss)),
-            (tf.nn, "scale_regularization_loss", in_step(_keep)),
+            (tf.nn, "scale_regularization_loss", in_step(_return_last)),
             (tf.GradientTape, "__enter__", in_step(_enter)),
             (tf.GradientTape, "__exit__", in_step(_exit)),
         ):
             stack.enter_context(patch(owner, name, replacement))
-        stack.enter_context(trainer.show_one_replica(_asks_in_step))
+        stack.enter_context(trainer.show_one_replica(_must_see_one_replica))
         yield
 
 
 @contextlib.contextmanager
 def patch_for_run(model: keras.Model) -> Iterator[contextlib.ExitStack]:
-    """Patches Keras for a run, and restores everything at the end; the stack is for what the run finds out."""
+    """Patches Keras for a run. At the end restores everything, also what the run adds to the stack."""
     with (
         trainer.restore_methods(getattr(model.optimizer, "inner_optimizer", model.optimizer)),
         restore_attributes(),
@@ -73,8 +73,8 @@ def patch_for_run(model: keras.Model) -> Iterator[contextlib.ExitStack]:
         yield stack
 
 
-def _asks_in_step(file: str) -> bool:
-    """Returns whether a user's file asks for the number of replicas in a step: its numbers are of the whole batch."""
+def _must_see_one_replica(file: str) -> bool:
+    """Returns whether code of `file` is the user's and runs in a step, where it must see one replica."""
     return global_view.of_step() is not None and user_code.is_users(file)
 
 
@@ -83,13 +83,13 @@ def _call(original: Callable, layer: keras.Layer, *args: Any, **keywords: Any) -
     return original(layer, *args, **keywords) if view is None else view.call(original, layer, *args, **keywords)
 
 
-def _keep(view: GlobalView, original: Callable, *args: Any) -> Any:
-    """Returns what it gets, the last argument: gradients and losses are those of the global batch already."""
+def _return_last(view: GlobalView, original: Callable, *args: Any) -> Any:
+    """Returns its last argument: gradients and losses are already those of the global batch."""
     return args[-1]
 
 
 def _overwrite(original: Callable, optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> None:
-    """Keras updates weights in cross-replica context, and calls this in a branch of a replica."""
+    """Calls the original once for all replicas: it updates weights, and Keras calls it in a branch of a replica."""
     trainer.call_once(functools.partial(original, optimizer, variables))
 
 
@@ -120,7 +120,7 @@ def _watch(view: GlobalView, original: Callable, tape: Any, tensor: Any) -> None
 
 
 def _gradients(view: GlobalView, original: Callable, ys: Any, xs: Any, *args: Any, **options: Any) -> list[Any]:
-    """As the gradient of a tape, for `tf.gradients`, whose result may be a part of a loss."""
+    """Replaces `tf.gradients`, like the gradient of a tape; its result may be a part of a loss."""
     xs = list(xs) if isinstance(xs, list | tuple) else [xs]
     with set_in_block(view, recording=[*view.recording, None]):
         return _gradient(view, lambda _, *given, **named: original(*given, **named), None, ys, xs, *args, **options)
@@ -135,22 +135,23 @@ def _gradient(
     view.mark([one for one in tf.nest.flatten(target) if not view.is_sum(one)])
     view.mark(sources, sources=True)
     view.num_forward = view.num_operations()
-    # What is computed again in the backward pass, as by keras.remat, is not the code of the step.
+    # Layers that the backward pass calls again, as keras.remat does, are not code of the step.
     with set_in_block(view, in_layer=True):
         if view.discovers:
-            return _without_effect(functools.partial(original, tape, target), sources, *args)
+            return _traced_gradients(functools.partial(original, tape, target), sources, *args)
         found = original(tape, target, sources, *args, **options)
     return view.complete_gradients(found, sources)
 
 
-def _without_effect(gradient: Callable, sources: Any, output_gradients: Any = None, *unused: Any) -> Any:
-    """Returns zeros as the gradients of variables, and of what a number is not connected to, which is made of zeros.
+def _traced_gradients(gradient: Callable, sources: Any, output_gradients: Any = None, *unused: Any) -> Any:
+    """Returns gradients for a trace without effect: zeros for variables, and for inputs without a gradient.
 
-    Computes those of inputs, which may be part of a loss.
+    The gradients of other inputs are computed, because they may be part of a loss.
     """
     flat = tf.nest.flatten(sources)
     inputs = [one for one in flat if not isinstance(one, keras.Variable | tf.Variable)]
-    found = {id(one): of for one, of in zip(inputs, gradient(inputs, output_gradients) if inputs else [], strict=True)}
+    gradients = gradient(inputs, output_gradients) if inputs else []
+    found = {id(one): value for one, value in zip(inputs, gradients, strict=True)}
     found = [global_view.zeros(one) if found.get(id(one)) is None else found[id(one)] for one in flat]
     return tf.nest.pack_sequence_as(sources, found)
 
@@ -168,9 +169,9 @@ def _refuse(name: str) -> Callable[..., Any]:
 
 
 def _call_function(view: GlobalView, original: Callable, function: Any, *args: Any, **keywords: Any) -> Any:
-    """Calls a user's function of `tf.function` as a part of the step: in a graph of its own, replicas cannot meet.
+    """Calls a user's tf.function in the graph of the step: in a graph of its own, replicas could not communicate.
 
-    One that XLA compiles is traced anew: one that was traced in the step of an earlier model has no gradient here.
+    A function that XLA compiles is traced again: its trace in the step of an earlier model has no gradient here.
     """
     plain = inspect.unwrap(function.python_function)
     if view.in_inner_graph or not user_code.defines(plain):

@@ -1,9 +1,9 @@
 """Computes the outputs of a model for all examples on all replicas, and gathers them on every worker.
 
-Each replica runs the model on its shard of a batch. Outputs with one row per example, of a known shape, are the rows of
-the batch, in turn. Others, such as a number, rows of an unknown length, or the rows that a `predict_step` selects, are
-computed on the whole batch: so they are those of one device. So are those of a `predict_step` of the user's, and of
-layers of the user's, unless random rows come out of them as their halves do.
+Each replica runs the model on its shard of a batch. Outputs with one row per example and a known shape are
+concatenated. Other outputs, such as a number, rows of an unknown length, or rows that a `predict_step` selects, are
+computed on the whole batch, as on one device. So are the outputs of a user's `predict_step`, and of user's layers,
+unless a test with random rows shows that each row is computed by itself.
 """
 
 import functools
@@ -26,17 +26,17 @@ from tfdist.training import api as trainer
 
 
 def takes_data_as_given(model: keras.Model) -> bool:
-    """Returns whether `predict_step` is the model's own, which gets the batches as they are in the data."""
+    """Returns whether the model has its own `predict_step`, which gets the batches as they are in the data."""
     return compiled_model.overrides(model, "predict_step")
 
 
 def check_rows(cluster: Cluster, model: keras.Model, element_spec: Any) -> None:
-    """Raises ValueError if x seems to have no rows, beside others that have."""
+    """Raises ValueError if x seems to have no rows, but other parts of the data have."""
     x = element_spec[0] if isinstance(element_spec, tuple) else element_spec
     of_x = base.have_rows(element_spec)[: len(tf.nest.flatten(x))]
     if cluster.num_replicas > 1 and not takes_data_as_given(model) and not any(of_x):
         raise ValueError(
-            "The data of predict has a known number of rows in x, and an unknown one beside it, which hides that x has "
+            "The data of predict has a known number of rows in x, but not in other parts, so x seems to have no "
             f"rows: pass data of x alone, such as data.map(lambda x, y: x). Received: {element_spec}"
         )
 
@@ -48,12 +48,12 @@ def _data_of(model: keras.Model, data: Any) -> Any:
 class Predictor:
     """Runs a model on batches, and gathers its outputs."""
 
-    def __init__(self, cluster: Cluster, model: keras.Model, traced: plain_values.Traced, element_spec: Any):
+    def __init__(self, cluster: Cluster, model: keras.Model, traced: plain_values.TracedValues, element_spec: Any):
         self._cluster, self._model, self._traced = cluster, model, traced
         self._alone = cluster.num_replicas == 1
         spec = _data_of(model, element_spec)
         with cluster.scope():
-            if not model.built:  # A step of several devices cannot.
+            if not model.built:  # A step on several devices cannot build it.
                 plain_values.trace_without_effect(model, model.predict_step, spec)
             self._divides = self._alone or not probe.may_mix(model) or self._rows_are_independent(spec)
         compiled = functools.partial(tf.function, autograph=False, reduce_retracing=True)
@@ -65,7 +65,7 @@ class Predictor:
         """Returns whether the calls of layers that Keras' `predict_step` makes are known not to mix rows."""
 
         def trace(view: GlobalView, data: Any) -> None:
-            with patches.patch_keras(), global_view.tracing_if(True, view):
+            with patches.patch_keras(), global_view.tracing_step(True, view):
                 self._model.predict_step(view.whole_batch(data))
 
         if takes_data_as_given(self._model):
@@ -76,13 +76,13 @@ class Predictor:
                 flat[index] = tf.TensorSpec([None, *flat[index].shape[1:]], flat[index].dtype)
         left = iter(flat)
         of_any_size = tf.nest.map_structure(lambda one: one if one is None else next(left), element_spec)
-        with plain_values.put_back(self._model):
+        with plain_values.restore_values(self._model):
             return not any(probe.mixing_layers(trace, of_any_size))
 
     def bind(self, iterator: Iterator) -> Callable[[], Any]:
         """Returns a function that predicts the next batch of `iterator`, and returns tensors. Collective.
 
-        It is traced here: TensorFlow would warn about tracing at a call.
+        The function is traced here, because TensorFlow would warn if a call traced it.
         """
         with self._traced.as_traced("predict", traces_now=True):
             run = self._of_shards.get_concrete_function(iterator)
@@ -100,7 +100,7 @@ class Predictor:
         return predict
 
     def _run_shards(self, iterator: Iterator) -> tuple[Any, Any]:
-        """Returns the next batch, and its outputs; None if the replicas' outputs are not its rows."""
+        """Returns the next batch and its outputs; these are None if the replicas' outputs are not rows of the batch."""
         element = next(iterator)
         outputs = self._cluster.strategy.run(self._on_shard, args=(element,))
         return element, None if outputs is None else gather_lib.gather(self._cluster, outputs)

@@ -204,7 +204,7 @@ def connects(file: str) -> bool:
 
 def main() -> None:
     """Runs the command line, and exits the process."""
-    closed_streams.open_closed()
+    closed_streams.reopen()
     own, words = divide(sys.argv[1:])
     command = [] if _HELP.intersection(each.lstrip("-") for each in own) else worker_command(words)
     parser = tool_flags.Parser("python -m tfdist.launch", f"{__doc__}")

@@ -14,8 +14,8 @@ Imports no TensorFlow.
 import os
 import time
 
-# By `time.monotonic`: when this process began, which is at its first import of tfdist, whose `__init__.py` imports this
-# package first, or when it was forked. The operating system counts from before a shell that has become it by exec.
+# When this process began, by `time.monotonic`: at its first import of tfdist, whose `__init__.py` imports this package
+# first, or at the fork. The operating system's start time would include a shell that became this process by exec.
 began = time.monotonic()
 
 

@@ -38,7 +38,7 @@ class Console:
         self.terminal = is_terminal(self.stream)
 
     def train(self, row: Row) -> None:
-        """Reports an interval: redraws the bar; its line is written by the next other call."""
+        """Reports an interval: redraws the bar; the line of the interval is written by a later call."""
         self.flush()
         if self.timed_from_step is None:
             self.timed_from_step, self.timed_from = row.step, time.monotonic()
@@ -57,10 +57,10 @@ class Console:
         """Writes the line of the last report of training."""
         row, self.pending = self.pending, None
         if row is not None:
-            self._line(lines.of_row(row, self.epochs, clock=not self.terminal))
+            self._line(lines.format_row(row, self.epochs, clock=not self.terminal))
 
     def line(self, text: str, *, always: bool = False) -> None:
-        """Writes a permanent line, `always` or unless nothing is shown; the next report redraws the bar below it."""
+        """Writes a permanent line if `always`, or if the console shows any; the next report redraws the bar."""
         self.flush()
         if always or self.verbosity != "nothing":
             self._line(text)
@@ -80,7 +80,7 @@ class Console:
         if not self.terminal:
             return
         self.last_drawn, self.bar_visible = time.monotonic(), True
-        seconds = math.nan  # Evaluations and checkpoints between reports included.
+        seconds = math.nan  # Per step, including evaluations and checkpoints between reports.
         if self.timed_from_step is not None and step > self.timed_from_step:
             seconds = (self.last_drawn - self.timed_from) / (step - self.timed_from_step)
         left = lines.duration(seconds * (self.total_steps - step))
@@ -100,7 +100,7 @@ class Console:
 
 
 def _columns(stream: TextIO) -> int:
-    """Returns the width of the terminal, or 0: `stream` is none, or has no size."""
+    """Returns the width of the terminal; 0: `stream` is not a terminal, or has no size."""
     try:
         return os.get_terminal_size(stream.fileno()).columns
     except (AttributeError, OSError, ValueError):
@@ -110,6 +110,6 @@ def _columns(stream: TextIO) -> int:
 def is_terminal(stream: TextIO) -> bool:
     """Returns True if lines of `stream` can be redrawn in place.
 
-    Open MPI gives rank 0 a terminal without a size, also if its own output is a file.
+    Open MPI gives rank 0 a terminal without a size, even if its own output is a file.
     """
     return _columns(stream) > 0 and stream.isatty() and os.environ.get("TERM") != "dumb"

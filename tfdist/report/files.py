@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-# The errors by which a file system that works reports that there is no such file.
+# The errors by which an intact file system reports that a file does not exist.
 NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 # The path that the main thread waits for, and since when, by `time.monotonic`; None: it does not wait. See `waiting`.
 _waits: tuple[str, float] | None = None
@@ -27,7 +27,7 @@ class UnreadableError(OSError, ValueError):
 def waiting(path: str | os.PathLike[str]) -> Iterator[None]:
     """Records that the main thread waits for the file system of `path` in a block; ignores other threads.
 
-    Each function of this module that opens, writes or renames a file is such a block. A thread can then name a file
+    Each function of this module that opens, writes or renames a file is such a block. So another thread can name a file
     system that hangs, and end the process.
     """
     global _waits
@@ -41,8 +41,8 @@ def waiting(path: str | os.PathLike[str]) -> Iterator[None]:
         _waits = None
 
 
-def waits() -> tuple[str, float] | None:
-    """Returns the path that the main thread waits for, and since when, as `time.monotonic`; None: for none."""
+def current_wait() -> tuple[str, float] | None:
+    """Returns the path that the main thread waits for, and since when, by `time.monotonic`; None: it does not wait."""
     return _waits
 
 

@@ -1,7 +1,7 @@
 """starts.jsonl: a line for each start of a run, how long it took and how it ended. Imports no TensorFlow.
 
 The time counts from the first import of tfdist on the chief. While the run trains, its line is rewritten in place with
-each report: after a kill it is as old.
+each report, so after a kill it is as old as the last report.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from tfdist import report
 from tfdist.report import files
 
 STARTS = "starts.jsonl"
-# Bytes of a line, which spaces fill, and of the text of an end; JSON may need six for each of these.
+# Bytes of a line, which is padded with spaces; and of the text of an end, which may need six times as many in JSON.
 _LINE_BYTES, _TEXT_BYTES = 1536, 200
 # Whether this process has opened a ledger: a script may open several.
 _opened = False
@@ -25,22 +25,22 @@ _opened = False
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Ledger:
-    """How far this start is; nothing is written without a `path`."""
+    """The progress of this start; nothing is written without a `path`."""
 
     path: str | None = None
-    # What the line says besides: job, host, replicas.
+    # Further values of the line: job, host, replicas.
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # As `time.monotonic`: the clock of the host may be set meanwhile.
+    # By `time.monotonic`, because the clock of the host may be changed.
     since: float = dataclasses.field(default_factory=time.monotonic)
     # The last finished step.
     step: int = 0
     # Where the line begins in the file; None: not known yet.
     place: int | None = None
-    # The thread that takes it, for ever, writes the end.
+    # The thread that acquires it writes the end; it is never released.
     ending: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def note_end(self, end: str, text: str = "") -> bool:
-        """Writes how the start ends, and the last line of trouble; returns False if that was written before."""
+        """Writes how the start ends, and the last line of the error; returns False if an end was written before."""
         first = self.ending.acquire(blocking=False)
         if first:
             self.write(end, text)
@@ -70,7 +70,7 @@ class Ledger:
 
 
 def open_ledger(workdir: str | os.PathLike[str] | None, step: int, about: Mapping[str, Any]) -> Ledger:
-    """Opens the ledger of this start, which counts from the first import of tfdist, or from now for a later `fit`.
+    """Opens the ledger of this start. Its time begins at the first import of tfdist, or now for a later `fit`.
 
     Nothing is written without a workdir. The run starts or resumes after `step`; `about` is what else the line says.
     """

@@ -5,12 +5,12 @@ from typing import Any
 
 from tfdist.report import files, ledger, metrics_file
 
-# What each line of starts.jsonl has, as numbers.
+# The numbers that each line of starts.jsonl has.
 _NUMBERS = ("start", "now", "step", "seconds")
 
 
 def read_starts(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the lines of starts.jsonl, oldest first, without those that are damaged; raises as `files.read_file`."""
+    """Returns the lines of starts.jsonl, oldest first, without damaged ones; raises as `files.read_file` does."""
     records = _read(os.path.join(workdir, ledger.STARTS))
     return [one for one in records if all(isinstance(one.get(name), int | float) for name in _NUMBERS)]
 

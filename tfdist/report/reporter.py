@@ -14,7 +14,8 @@ from tfdist.report import files, lines, metrics_file, tensorboard_events
 from tfdist.report.console import Console
 from tfdist.report.lines import Row
 
-# Names in metrics.jsonl that an objective may not use for its values. A value of a script gets another one: "step_".
+# Names in metrics.jsonl that an objective may not use for its values. A value of a script with such a name gets another
+# name, such as "step_".
 RESERVED = {
     *("kind", "time", "step", "steps", "epoch", "seconds", "text", "workers"),
     *("learning_rate", "examples_per_second", "examples_per_second_per_replica", "input_wait_share", "skipped"),
@@ -82,7 +83,7 @@ class Reporter:
             self._record(kind="workers", workers=lines)
 
     def environment(self, values: Mapping[str, Any]) -> None:
-        """Records the content of environment.json, which the next start replaces; of the roster, see `workers`."""
+        """Records the content of environment.json, which the next start replaces. `workers` records the roster."""
         if self.console is not None:
             self._record(kind="environment", **{name: value for name, value in values.items() if name != "workers"})
 
@@ -166,7 +167,7 @@ class Reporter:
         num_examples: int,
         best: bool = False,
     ) -> None:
-        """Reports the evaluation of a split with the weights after `step`; raises ValueError as `train`.
+        """Reports the evaluation of a split with the weights after `step`.
 
         `values` are the objective's, each the mean over all examples of the split.
         """

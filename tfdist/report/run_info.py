@@ -33,7 +33,7 @@ def read_config(workdir: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def saved_xla(workdir: str | os.PathLike[str]) -> bool | None:
-    """Returns `train.xla` of the run in `workdir`; None: there is no run, or it was left open."""
+    """Returns `train.xla` of the run in `workdir`; None: there is no run, or the field was not set."""
     train = (read_config(workdir) or {}).get("train")
     return train.get("xla") if isinstance(train, dict) else None
 

@@ -3,9 +3,10 @@
 Training and evaluation are two runs, as TensorBoard calls a directory of event files, with the same tags, over
 optimizer steps: their curves share a chart.
 
-tensorboard's RecordWriter frames a record, which is appended to its file, or not, when it is reported: no buffer, and
-no thread that raises the error of a full disk later. What a killed run left of a record hides no other one: each start
-opens a new file. It says from which step on earlier files are void, and readers drop these steps.
+tensorboard's RecordWriter encodes a record, which is appended to its file as a whole when it is reported. There is no
+buffer, and no thread that reports a full disk later. The incomplete record of a killed run hides no other record,
+because each start opens a new file. The new file says from which step on earlier files are invalid, and readers drop
+these steps.
 """
 
 import contextlib
@@ -26,12 +27,12 @@ TRAIN, EVALUATION = "train", "evaluation"
 
 
 def start_event_file(workdir: str, run: str, last_step: int | None) -> tuple[str, bytes]:
-    """Returns the path of the event file of `run` in this start, whose directory is made, and its first records.
+    """Makes the directory of `run`; returns the path of its event file in this start, and its first records.
 
     What earlier starts wrote is valid until `last_step` (None: all).
     """
     directory = os.path.join(workdir, TENSORBOARD, run)
-    with contextlib.suppress(OSError):  # To write the records will fail, too.
+    with contextlib.suppress(OSError):  # Writing the records will then fail, too.
         os.makedirs(directory, exist_ok=True)
     # Readers take the files in the order of their names, which begin with the second of the start.
     others = (re.search(r"tfevents\.(\d+)", path) for path in glob.glob(f"{glob.escape(directory)}/*"))
@@ -50,8 +51,8 @@ def scalars_record(step: int, values: Mapping[str, float]) -> bytes:
 def write_hparams(directory: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
     """Writes the values of fields, by dotted name, for TensorBoard's HParams; raises OSError.
 
-    Its metrics are the last scalars of the runs in directories of `directory`. Other values than numbers, texts and
-    booleans are written as texts, None not at all.
+    As metrics, HParams shows the last scalars of the runs below `directory`. Values other than numbers, strings and
+    booleans are written as strings; None is left out.
     """
     from tensorboard.plugins.hparams import summary_v2
 
@@ -62,7 +63,7 @@ def write_hparams(directory: str | os.PathLike[str], values: Mapping[str, Any]) 
 
 
 def _record(**fields: Any) -> bytes:
-    """Returns the record of an event of now; messages within it may be dicts."""
+    """Returns the record of an event at the current time; messages within it may be dicts."""
     from tensorboard.compat.proto import event_pb2
     from tensorboard.summary.writer.record_writer import RecordWriter
 

@@ -30,7 +30,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
         SystemExit: a hook of a script raised it.
     """
-    run.cluster.monitor.waits_for_file = files.waits
+    run.cluster.monitor.waits_for_file = files.current_wait
     run.cluster.monitor.writing_seconds = lambda: 3 * run.stop.save_seconds()
     config_changes = opening.check_same_config(run, allow_config_changes)
     finished = None if run.is_script else opening.read_finished(run)
@@ -173,8 +173,8 @@ def end_execution(run: Run, state: TrainingState) -> None:
         return
     logs = run.objective.results(state.epoch_totals)
     run.hooks.after_steps("train", step_in_epoch, run.steps_per_epoch, lambda: logs)
-    of_epoch = run.objective.of_epoch(logs) if ends_epoch or run.ends_at(state.step) else logs
-    state.logs = of_epoch | {name: value for name, value in state.logs.items() if name not in logs}
+    epoch_logs = run.objective.epoch_logs(logs) if ends_epoch or run.ends_at(state.step) else logs
+    state.logs = epoch_logs | {name: value for name, value in state.logs.items() if name not in logs}
 
 
 def end_epoch_if_due(run: Run, state: TrainingState) -> None:

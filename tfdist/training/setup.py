@@ -114,7 +114,7 @@ def connect(
         )
     except interruption.StopError as error:
         raise interruption.StopError(f"{error}: {directory.describe_remaining(workdir / 'checkpoints')}") from None
-    cluster.monitor.waits_for_file = files.waits
+    cluster.monitor.waits_for_file = files.current_wait
     if cluster.is_chief:  # Only the chief checks the time limit.
         stop.job_end = slurm_job.end_time(os.environ)
         if config.cluster.time_limit_seconds is not None:

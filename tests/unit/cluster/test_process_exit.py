@@ -58,7 +58,7 @@ import os, signal
 from tfdist.cluster import interruption
 interruption.install_early_handlers()
 for number in range(2):
-    with interruption.handlers_if(True) as stop:
+    with interruption.handle_signals(True) as stop:
         print(number, stop.reason, flush=True)
     os.kill(os.getpid(), signal.SIGUSR1)
 interruption.restore_handlers()
@@ -107,7 +107,7 @@ def in_child():
         os._exit(int(signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN))
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 for _ in range(2):
-    with interruption.handlers_if(True):
+    with interruption.handle_signals(True):
         inside = in_child()
     print(inside, in_child())
 """

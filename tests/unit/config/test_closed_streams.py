@@ -33,7 +33,7 @@ def test_no_file_gets_the_number_of_a_closed_stream(tmp_path, streams):
     code = (
         "import subprocess, sys\n"
         "from tfdist.config import closed_streams\n"
-        "closed_streams.open_closed()\n"
+        "closed_streams.reopen()\n"
         "file = open('opened', 'w')\n"
         "file.write(str(file.fileno() > 2))\n"
         "print('out', flush=True), print('err', file=sys.stderr, flush=True)\n"

@@ -83,6 +83,9 @@ def test_each_pass_of_a_generator_begins_with_its_first_two_batches_and_goes_on_
 
 def test_objects_that_are_no_data_and_lists_of_targets_are_refused():
     """Other data that do not fit: `REFUSED` of tests/workers/test_fit.py."""
-    for data, words in (((object(),), "class 'object'"), ((np.zeros((7, 2)), [0.0] * 7), "Lists are several inputs")):
+    for data, words in (
+        ((object(),), "class 'object'"),
+        ((np.zeros((7, 2)), [0.0] * 7), "A list means several"),
+    ):
         with pytest.raises(ValueError, match=words):
             adapter(*data)

@@ -118,7 +118,7 @@ def test_work_that_is_not_divided_is_told(make):
 
 @pytest.fixture
 def unwarned(monkeypatch):
-    monkeypatch.setattr(messages, "_said", set())
+    monkeypatch.setattr(messages, "_logged", set())
 
 
 def epoch(data, number, first=0, steps=None):
@@ -259,4 +259,4 @@ def test_class_weights_are_weights_of_the_examples_of_a_step_of_the_models_own_t
     options = base.DataOptions(class_weight={0: 0.5, 2: 3.0}, as_given=as_given)
     found = make_adapter.make_data_adapter(dataset, None, None, options)
     element = next(iter(found.one_pass(ReplicaShard(), reset=True)))
-    assert base.given(element["data"])[2].numpy().tolist() == [0.5, 1.0, 1.0, 3.0]
+    assert base.unwrap(element["data"])[2].numpy().tolist() == [0.5, 1.0, 1.0, 3.0]

@@ -33,8 +33,8 @@ class DataAdapter:
 
     The two kinds also have
         `element_spec`, the nested tf.TensorSpec of a global batch with an unknown batch dimension;
-        `dataset(shard, start, stop)`, this worker's elements of the steps [start, stop); of a stream in one epoch;
-        `sample(count)`, values of each column by name, of `count` examples or a batch; {}: reading would consume them.
+        `dataset(shard, start, stop)`, this worker's elements of the steps [start, stop), for a stream of one epoch;
+        `sample(count)`, name of a column -> values, of `count` examples or a batch; {}: reading would consume the data.
     """
 
     # Steps per epoch.
@@ -49,26 +49,26 @@ class DataAdapter:
     work_of_all: str | None = None
     # Whether the number of batches is not known before they are read, and `steps` was counted.
     size_unknown: bool = False
-    # Whether Python code, or a state, makes batches: it may draw random numbers.
+    # Whether Python code or a state makes the batches, and so may draw random numbers.
     made_by_code: bool = False
-    # The rows of each tensor of a batch, which may differ; (): those of all are `batch_size`.
+    # The number of rows of each tensor of a batch; (): all have `batch_size` rows.
     rows: tuple[int, ...] = ()
 
     def one_pass(self, shard: ReplicaShard, *, reset: bool) -> tf.data.Dataset:
-        """Begins an evaluation, which Keras resets the data for, or a prediction; returns this worker's elements."""
+        """Begins an evaluation (`reset`: Keras resets the data) or a prediction; returns this worker's elements."""
         return self.dataset(shard, 0, self.steps)
 
     def end_epoch(self) -> None:
         """Ends an epoch, or a pass, of which all steps were made."""
 
     def finish(self, steps: int) -> None:
-        """Ends a training of `steps` steps, or repeats what an earlier start has done to the data in it."""
+        """Called after a training of `steps` steps; repeats what an earlier start did to the data in these steps."""
 
     def repeat_pass(self) -> None:
         """Repeats what an evaluation of an earlier start has done to the data."""
 
     def first_nonfinite(self, shard: ReplicaShard, first_number: int, last_number: int) -> tuple[int, str] | None:
-        """Returns the first of these steps, from 1 on, with a value that is not finite, and a sentence, if found."""
+        """Returns the first of these steps, counted from 1, with a non-finite value, and a sentence; None: none."""
         return None
 
 
@@ -121,7 +121,7 @@ class RandomAccess(DataAdapter):
         return elements.map(load, num_parallel_calls=calls, deterministic=True).prefetch(buffer)
 
     def ids(self, step: tf.Tensor, replica: tf.Tensor, num_replicas: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the examples of a replica in a step, int64 [n], their number, and that in the global batch."""
+        """Returns the examples of a replica in a step, int64 [n], their number, and the number in the global batch."""
         epoch, first = step // self.pass_steps, step % self.pass_steps * self.batch_size
         total = tf.minimum(tf.constant(self.batch_size, tf.int64), self.num_examples - first)
         low, count = shard_bounds(replica, total, num_replicas)
@@ -159,7 +159,7 @@ class RandomAccess(DataAdapter):
             replica = shard.first_replica + number % shard.local_replicas
             ids, _, _ = self.ids(tf.constant(step - 1, tf.int64), tf.constant(replica, tf.int64), shard.num_replicas)
             place = functools.partial(_place, ids.numpy())
-            yield Rows(step=step, columns=arrays_of(given(element["data"])), place=place)
+            yield Rows(step=step, columns=arrays_of(unwrap(element["data"])), place=place)
 
 
 def _place(ids: np.ndarray, column: str, at: tuple[int, ...]) -> str:
@@ -176,8 +176,8 @@ def shard_bounds(replica: tf.Tensor, total: tf.Tensor, num_replicas: int) -> tup
 def have_rows(element_spec: Any) -> list[bool]:
     """Returns which of the flat tensors of a batch have a row for each example.
 
-    Others, such as a number or a vector of classes beside the examples, have no dimension, or one of a known size where
-    other tensors have the unknown one of a batch.
+    Other tensors, such as a number or a vector of classes, have no dimension, or a first dimension of known size
+    although that of the batch is unknown.
     """
     flat = [spec for spec in tf.nest.flatten(element_spec) if spec is not None]
     ranked = [spec.shape.rank != 0 for spec in flat]
@@ -193,8 +193,8 @@ def numbers_of_rows(data: Any, divided: list[bool]) -> list[int | None]:
     return [one.shape[0] if has else 0 for one, has in zip(flat, divided, strict=True)]
 
 
-def given(data: Any) -> Any:
-    """Returns the data of an element as (x,), (x, y) or (x, y, sample_weight), also if the model has its own step."""
+def unwrap(data: Any) -> Any:
+    """Returns the data of an element as (x,), (x, y) or (x, y, sample_weight), even if wrapped as ((x, y),)."""
     return data[0] if len(data) == 1 and isinstance(data[0], tuple) else data
 
 
@@ -224,12 +224,12 @@ class DataOptions:
     shuffle: bool = False
     class_weight: Mapping[int, float] | None = None
     seed: int = 0
-    # Whether elements are passed on as ((data),), as the model's own step receives `data` from Keras.
+    # Whether a batch is passed on as (batch,), unchanged: the model's own step gets it as from Keras.
     as_given: bool = False
 
 
 def steps_of_epoch(options: DataOptions, batches: int) -> int:
-    """Returns the steps of an epoch over data of `batches`: as in Keras, an epoch ends where the data ends."""
+    """Returns the steps of an epoch over `batches` batches of data: as in Keras, an epoch ends where the data ends."""
     if options.steps is None or options.steps <= batches:
         return options.steps or batches
     warnings.warn(
@@ -241,7 +241,7 @@ def steps_of_epoch(options: DataOptions, batches: int) -> int:
 
 
 def spec_of(batches: tf.data.Dataset, unpack: Callable[[Any], Any]) -> Any:
-    """Returns the nested tf.TensorSpec of what `unpack` makes of a batch; None for what is None."""
+    """Returns the nested tf.TensorSpec of `unpack(batch)`; None for parts that are None."""
     in_tuple = isinstance(batches.element_spec, tuple)
     convert = tf.autograph.experimental.do_not_convert
     spec = batches.map(convert(lambda *given: unpack(given if in_tuple else given[0]))).element_spec

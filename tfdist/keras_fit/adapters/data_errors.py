@@ -1,4 +1,4 @@
-"""Errors of TensorFlow that data of a script causes, in the words of the script."""
+"""Explains errors of TensorFlow that the data of a script causes."""
 
 import contextlib
 import re
@@ -12,7 +12,7 @@ _CHECK = re.compile(r"\[((?:A batch holds|A step needs|The layer)[^\]]*)\] \[([^
 
 @contextlib.contextmanager
 def explain(steps: int) -> Iterator[None]:
-    """In the block, raises a ValueError for ends and rows of the data that the model cannot be trained with."""
+    """Raises a ValueError instead if, in the block, the data ends too early or has unsuitable numbers of rows."""
     try:
         yield
     except (

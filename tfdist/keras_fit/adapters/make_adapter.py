@@ -33,20 +33,20 @@ def make_data_adapter(x: Any, y: Any, sample_weight: Any, options: DataOptions) 
     if not is_arrays(x) and (y is not None or sample_weight is not None):
         raise ValueError(f"A {type(x).__name__} contains targets and weights: remove y and sample_weight.")
     if isinstance(x, tf.data.Dataset):
-        return tf_dataset.of_dataset(x, options)
+        return tf_dataset.adapt_dataset(x, options)
     if isinstance(x, keras.utils.PyDataset):
-        return tf_dataset.of_py_dataset(x, options)
+        return tf_dataset.adapt_py_dataset(x, options)
     if isinstance(x, Iterator):
         return _generator(x, options)
     if _is_source(x):
         return _source(x, options)
     if _is_of_other_library(x):
-        return _by_keras(x, options)
+        return _batches_of_keras(x, options)
     return _arrays(x, y, sample_weight, options)
 
 
 def split(x: Any, y: Any, sample_weight: Any, part: float) -> tuple[tuple, tuple]:
-    """Returns (x, y, sample_weight) of the first examples, and of the last fraction `part` of them, as Keras does."""
+    """Splits examples as Keras: returns (x, y, sample_weight) of the first ones, and of the last fraction `part`."""
     if not 0 < part < 1:
         raise ValueError(f"validation_split must be between 0 and 1. Received: {part!r}")
     return array_slicing.train_validation_split((x, y, sample_weight), validation_split=part)
@@ -67,10 +67,10 @@ def _is_of_other_library(x: Any) -> bool:
     return not keras.tree.is_nested(x) and not array_data_adapter.can_convert_arrays(x)
 
 
-def _by_keras(x: Any, options: DataOptions, *, is_generator: bool = False) -> Stream:
-    """Returns the adapter of the batches that Keras makes of data, or raises its ValueError, which names the type."""
+def _batches_of_keras(x: Any, options: DataOptions, *, is_generator: bool = False) -> Stream:
+    """Lets Keras make batches of the data, and returns their adapter. Keras' ValueError names the type of the data."""
     found = data_adapters.get_data_adapter(x, batch_size=options.batch_size, steps_per_epoch=options.steps)
-    return tf_dataset.of_dataset(
+    return tf_dataset.adapt_dataset(
         found.get_tf_dataset(), options, length=found.num_batches, made_by_keras=True, is_generator=is_generator
     )
 
@@ -79,7 +79,7 @@ def _generator(generator: Iterator, options: DataOptions) -> Stream:
     """Returns the adapter of a generator: as in Keras, each evaluation begins with its first two batches."""
     if options.steps is None:
         raise ValueError("The length of a generator is unknown: pass steps_per_epoch (or validation_steps, or steps).")
-    found = _by_keras((tf_dataset.as_tuple(batch) for batch in generator), options, is_generator=True)
+    found = _batches_of_keras((tf_dataset.as_tuple(batch) for batch in generator), options, is_generator=True)
     found.resume_caveat = (
         "a generator must return the same batches in every start and on every worker; a resumed run reads and skips "
         "the batches of finished steps"
@@ -92,7 +92,7 @@ def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomA
     if y is None and (sample_weight is not None or options.class_weight is not None):
         raise ValueError("Weights need targets. Received: y=None")
     if any(isinstance(part, int | float | str | np.generic) for part in keras.tree.flatten((x, y, sample_weight))):
-        raise ValueError("Lists are several inputs, as in Keras, and not arrays of numbers: use numpy.array(...).")
+        raise ValueError("A list means several inputs, as in Keras, not an array of numbers: use numpy.array(...).")
     if options.class_weight is not None:
         if keras.tree.is_nested(y):
             raise ValueError(f"class_weight is for models with a single output. Received: {len(y)} arrays of targets")

@@ -10,17 +10,17 @@ from tfdist.keras_fit.adapters import pipelines
 
 
 class Passes:
-    """Reads a pipeline of batches by one iterator, which begins a pass where Keras makes an iterator.
+    """Reads a pipeline of batches with one iterator, which begins a new pass where Keras makes a new iterator.
 
-    Without a given number of steps each epoch has an iterator, and at its end Keras makes another one, which it does
-    not use; not if it finds the end by reading. With a number of steps, an iterator goes on in the next epoch.
+    Without a given number of steps, Keras makes an iterator for each epoch, and at its end another one that it does not
+    use, unless it finds the end by reading. With a given number of steps, the iterator continues in the next epoch.
 
     Args:
-        dataset: of global batches.
-        length: the batches of a pass; None: not known, or endless.
-        steps: of an epoch.
+        dataset: yields global batches.
+        length: the number of batches in a pass; None: not known, or endless.
+        steps: the number of steps in an epoch.
         continues: whether the number of steps was given.
-        restarts: whether it can be read again where it ends.
+        restarts: whether the dataset can be read again from its beginning.
         has_state: whether reading it changes what is read later.
     """
 
@@ -41,9 +41,10 @@ class Passes:
         self._dataset, self._length = dataset, length
         self._repeats_shuffle = continues and pipelines.begins_passes_late(dataset, ("_RepeatDataset",))
         self._walks = has_state or (pipelines.begins_passes_late(dataset) and not self._repeats_shuffle)
-        with tf.device("CPU:0"):  # One object, to which the batches of all epochs refer; of nothing it takes no pass.
+        with tf.device("CPU:0"):  # One iterator for all epochs; empty, so no pass begins yet.
             self._iterator: Any = iter(read_ahead.without_autotuning(dataset.take(0)))
-        # Whether a pass has begun; the batches of it that the epochs had, and those of them that must be skipped yet.
+        # Whether a pass has begun; how many of its batches the epochs have had; how many of these must still be
+        # skipped.
         self._is_open, self._seen, self._behind = False, 0, 0
 
     def reset(self) -> None:
@@ -52,12 +53,13 @@ class Passes:
         if self._repeats_shuffle:
             messages.log_once(
                 "A tf.data.Dataset that repeats a shuffle begins with its first order in each call of fit, and in each "
-                "evaluation: workers that read ahead would be in different passes. Keras goes on with other orders."
+                "evaluation; otherwise workers that read ahead would be in different passes. Keras continues with new "
+                "orders."
             )
             self._dataset = pipelines.copy(self._dataset)
 
     def batches(self, first: int) -> tf.data.Dataset:
-        """Returns the batches of an epoch from step `first` on; one object serves all epochs."""
+        """Returns the batches of an epoch from step `first` on; the same dataset serves all epochs."""
         next_batch = tf.autograph.experimental.do_not_convert(lambda number: self._iterator.get_next())
         return tf.data.Dataset.range(self._steps - first).map(next_batch)
 
@@ -66,7 +68,7 @@ class Passes:
         self._begin()
         self._skip(self._behind + first)
 
-    def pass_over(self, steps: int) -> None:
+    def skip_epoch(self, steps: int) -> None:
         """Begins an epoch and skips its first steps. Reads them only if later batches depend on it."""
         self._begin()
         self._behind += steps

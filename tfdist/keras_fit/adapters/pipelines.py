@@ -1,7 +1,7 @@
-"""What is done to the graph of a user's `tf.data` pipeline.
+"""Changes to the graph of a user's `tf.data` pipeline.
 
-Of pipelines only the chain `shuffle -> map -> batch` is taken apart: global batches of unmapped examples, of which each
-worker takes its rows and maps them. Every other pipeline is walked by each worker as it is.
+Only the chain `shuffle -> map -> batch` is changed: to global batches of unmapped examples, of which each worker maps
+only its rows. Every other pipeline is read by each worker unchanged.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ _FREE: dict[str, Callable[[Any, tf.data.Dataset], tf.data.Dataset]] = {
 }
 # Stateful for TensorFlow, but pure here: they depend only on their arguments and on variables that do not change.
 _PURE_OPS = {"Assert", "ReadVariableOp", "PartitionedCall", "StatefulPartitionedCall", "If", "Case", "While"}
-# Transformations above a shuffle that begin its passes while they are read, or keep one: to make an iterator is not to
-# take the seeds of all its passes.
+# Transformations after a shuffle that begin its passes while they are read, or cache one: making an iterator does not
+# draw the seeds of all its passes.
 _LATE = ("_RepeatDataset", "_ConcatenateDataset", "CacheDataset", "_ShuffleDataset")
 
 
@@ -57,7 +57,8 @@ class Split:
 def split_before_maps(dataset: tf.data.Dataset) -> Split | None:
     """Returns the parts of `dataset`, or None if its maps cannot be moved after its batches."""
     one, batch, maps = dataset, None, []
-    # What is applied again to the dataset before the maps, last transformation first; and what no map follows yet.
+    # Transformations to apply to the dataset before the maps, the last one first; and those for which no map was found
+    # yet.
     above: list[Callable[[tf.data.Dataset], tf.data.Dataset]] = []
     waiting: list[Callable[[tf.data.Dataset], tf.data.Dataset]] = []
     while True:
@@ -130,10 +131,10 @@ def _shuffles(dataset: tf.data.Dataset) -> bool:
 
 
 def copy(dataset: tf.data.Dataset, *, ordered: bool = False) -> tf.data.Dataset:
-    """Returns a copy of `dataset` whose shuffles begin with their first pass; reading it takes none from `dataset`.
+    """Returns a copy of `dataset` whose shuffles begin with their first pass; reading it takes no pass of `dataset`.
 
     Args:
-        ordered: whether it has no shuffles and no caches, to look at its size.
+        ordered: whether to leave out shuffles and caches, to find out sizes.
     """
     variant = tf.data.experimental.to_variant(dataset)
     graph = tf.compat.v1.GraphDef.FromString(

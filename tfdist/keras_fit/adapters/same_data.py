@@ -1,4 +1,4 @@
-"""Compares the workers' data before a run: a difference is reported by column, and as one of size or of content.
+"""Compares the workers' data before a run: a message names the column, and whether the size or the content differs.
 
 A column is compared by a hash of its values or, for floats, by sums: processors round differently, so floats of two
 workers may differ in their last bits.
@@ -39,7 +39,7 @@ def check_same_data(cluster: Cluster, adapter: DataAdapter) -> None:
     here = {name: (f"{values.dtype} {list(values.shape)}", summary([values])) for name, values in columns}
     size_there, there = json.loads(cluster.all_gather_text(json.dumps([size, here]))[0])
     problems = [] if size == size_there else [f"{size} here, {size_there} there"]
-    if not problems:  # Rows are read by the size.
+    if not problems:  # Which rows are compared depends on the size.
         problems = [text for name in {**here, **there} if (text := _difference(name, here, there))]
     if problems:
         raise ValueError(

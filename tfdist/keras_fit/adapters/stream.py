@@ -1,9 +1,10 @@
-"""Data that is a sequence of batches: each worker walks it in the order of Keras, and keeps its own rows.
+"""Data that is a sequence of batches: each worker reads all of it in Keras' order, and keeps its own rows.
 
 `Passes` gives the batches. Nothing of an epoch is read before it begins, and nothing after it ends, so Python code
-that makes batches, and variables that a pipeline reads, see what callbacks have changed before the epoch. What Keras
-does to the data at both ends of an epoch is done as often: it calls `on_epoch_begin`, and makes an iterator, which
-takes a pass of a shuffle. On resume it is also done for the epochs before, because it may change the data.
+that makes batches, and variables that a pipeline reads, see what callbacks have changed before the epoch. At the start
+and the end of an epoch, the same is done to the data as in Keras: hooks such as `on_epoch_begin` are called, and an
+iterator is made, which begins a pass of a shuffle. A resumed run also does this for the earlier epochs, because it may
+change the data.
 """
 
 import dataclasses
@@ -30,18 +31,18 @@ class Stream(DataAdapter):
     element_spec: Any
     # Applied to the rows of a replica: `unpack(batch)` -> (x,), (x, y) or (x, y, sample_weight).
     unpack: Callable[[Any], tuple]
-    # Applied before, to the rows of the batches that are read.
+    # Applied before `unpack`, to the rows that are read.
     map_rows: Callable[[Any], Any] = lambda rows: rows
     # Reads the columns, by name, that workers compare at the start; None: reading would consume them.
     sample_columns: Callable[[], dict[str, np.ndarray]] | None = None
-    # Of the data object, as Keras calls them.
+    # Hooks of the data object, called as by Keras.
     on_epoch_begin: Callable[[], None] = lambda: None
     on_epoch_end: Callable[[], None] = lambda: None
     # Called with an epoch that is repeated, at its end.
     validate: Callable[[int], None] = lambda epoch: None
 
     def __post_init__(self) -> None:
-        self._epoch, self._within, self._opened = -1, False, False
+        self._epoch, self._in_epoch, self._was_opened = -1, False, False
         # The summary of the first batch of the epoch; zeros if it was not noted.
         self.first_batch = same_data.summary([])
         self._made: dict[Any, tf.data.Dataset] = {}
@@ -53,31 +54,31 @@ class Stream(DataAdapter):
         self._epoch = first - 1
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begins an epoch of training; those before it, which an earlier start has made, are repeated."""
+        """Begins an epoch of training; first repeats the earlier epochs, which an earlier start has made."""
         while self._epoch < epoch:
-            if self._within:
+            if self._in_epoch:
                 self._repeat(self.steps)
             self._begin(self._epoch + 1)
 
     def _begin(self, epoch: int) -> None:
-        self._epoch, self._within, self._opened = epoch, True, False
+        self._epoch, self._in_epoch, self._was_opened = epoch, True, False
         self.on_epoch_begin()
 
     def _repeat(self, steps: int) -> None:
-        if not self._opened:
-            self.passes.pass_over(steps)
+        if not self._was_opened:
+            self.passes.skip_epoch(steps)
         if steps == self.steps:
             self.end_epoch()
             self.validate(self._epoch)
 
     def end_epoch(self) -> None:
-        self._within = False
+        self._in_epoch = False
         self.passes.end()
         self.on_epoch_end()
 
     def finish(self, steps: int) -> None:
         self.begin_epoch((steps - 1) // self.steps)
-        if self._within:
+        if self._in_epoch:
             self._repeat((steps - 1) % self.steps + 1)
 
     def one_pass(self, shard: ReplicaShard, *, reset: bool) -> tf.data.Dataset:
@@ -89,7 +90,7 @@ class Stream(DataAdapter):
     def repeat_pass(self) -> None:
         self.reset(0)
         self._begin(0)
-        self.passes.pass_over(self.steps)
+        self.passes.skip_epoch(self.steps)
         self.end_epoch()
 
     def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
@@ -98,7 +99,7 @@ class Stream(DataAdapter):
 
     def elements(self, shard: ReplicaShard, first: int = 0) -> tf.data.Dataset:
         """Returns this worker's elements of the epoch that has begun, from step `first` on."""
-        self._opened = True
+        self._was_opened = True
         self.passes.begin(first)
         if (shard, first) not in self._made:  # It takes time to trace.
             self._made = {(shard, first): self._elements(shard, first)}
@@ -117,7 +118,7 @@ class Stream(DataAdapter):
         rows = -(-self.batch_size // shard.num_replicas)
         calls, buffer = read_ahead.limits(elements.element_spec, rows=rows, local_replicas=shard.local_replicas)
         elements = elements.map(_convert(finish), num_parallel_calls=calls, deterministic=True)
-        # As a dataset without end: `tf.distribute` would else ask each replica for its end. Nobody reads on after it.
+        # Declared endless: otherwise `tf.distribute` would ask each replica in each step whether it has ended.
         elements = elements.apply(tf.data.experimental.assert_cardinality(tf.data.experimental.INFINITE_CARDINALITY))
         return elements.prefetch(buffer)
 
@@ -136,7 +137,7 @@ class Stream(DataAdapter):
 
 
 def _cut(batches: tf.data.Dataset, shard: ReplicaShard) -> tf.data.Dataset:
-    """Returns the rows of each local replica of each batch; what has no rows is that of the batch."""
+    """Returns for each batch the rows of each local replica; tensors without rows are passed on whole."""
     divided = base.have_rows(batches.element_spec)
 
     def shards(*batch: Any) -> tf.data.Dataset:
@@ -163,7 +164,7 @@ def _cut(batches: tf.data.Dataset, shard: ReplicaShard) -> tf.data.Dataset:
 
 
 def _rows(part: Any, low: tf.Tensor, count: tf.Tensor) -> Any:
-    """Returns `count` rows from `low` on, one at least."""
+    """Returns `count` rows from `low` on, at least one."""
     count = tf.maximum(count, 1)
     if not isinstance(part, tf.SparseTensor):
         return part[low : low + count]
@@ -178,7 +179,7 @@ def _check_rows(totals: list[tf.Tensor], replicas: int) -> list[tf.Operation]:
     sizes = tf.stack(totals)
     equal = tf.reduce_all(tf.equal(sizes, sizes[0])) | tf.reduce_all(tf.equal(sizes % replicas, 0))
     text = (
-        f"A batch holds tensors of different numbers of rows, which {replicas} replicas must divide: use batch(N, "
-        "drop_remainder=True), with an N that they divide. Rows:"
+        f"A batch holds tensors of different numbers of rows; each must be divisible by {replicas} replicas: use "
+        "batch(N, drop_remainder=True), with an N that is divisible by them. Rows:"
     )
     return [] if len(totals) == 1 or replicas == 1 else [tf.debugging.Assert(equal, [text, sizes], summarize=-1)]

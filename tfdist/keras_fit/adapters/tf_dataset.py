@@ -1,6 +1,6 @@
-"""The adapter of `tf.data` pipelines, and of what is made one: generators, PyDatasets, loaders of grain and torch.
+"""Adapters of `tf.data` pipelines, and of data converted to one: generators, PyDatasets, loaders of grain and torch.
 
-A PyDataset becomes a pipeline of the numbers of its batches, which are read by them.
+A PyDataset becomes a pipeline of batch numbers, and each batch is read by its number.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from tfdist.keras_fit.adapters.passes import Passes
 from tfdist.keras_fit.adapters.stream import Stream
 
 
-def of_dataset(
+def adapt_dataset(
     dataset: tf.data.Dataset,
     options: DataOptions,
     *,
@@ -33,11 +33,11 @@ def of_dataset(
     """Returns the adapter for a `tf.data.Dataset`; see `make_adapter.make_data_adapter`.
 
     Args:
-        length: the batches of a pass, if the dataset does not know them.
+        length: the number of batches in a pass, if the dataset does not know it.
         sizes: the numbers of rows of the tensors of the first batch, if they are known.
-        made_by_keras: whether it was made of other data, which a look would consume.
-        is_generator: whether that is a generator, which does not start again.
-        is_indexed: whether that reads each batch by its number, whatever was read before.
+        made_by_keras: whether the dataset was made from other data, which a sample would consume.
+        is_generator: whether these other data are a generator, which cannot start again.
+        is_indexed: whether they read each batch by its number, whatever was read before.
     """
     dataset = dataset_traits.in_order(pipelines.without_prefetch(dataset))
     traits, parts = dataset_traits.find(dataset), pipelines.split_before_maps(dataset)
@@ -49,8 +49,9 @@ def of_dataset(
     steps = options.steps or _count(dataset) if length is None else base.steps_of_epoch(options, length)
     if length is not None and length % steps:
         messages.log_once(
-            f"{steps} steps per epoch do not divide the {length} batches of the data: a pass goes on in the next "
-            "epoch, where Keras ends an epoch with the pass. Choose a divisor, or call repeat() on a tf.data.Dataset."
+            f"{steps} steps per epoch do not divide the {length} batches of the data: a pass continues in the "
+            "next epoch, whereas in Keras an epoch ends with the pass. Choose a divisor, or call repeat() on a "
+            "tf.data.Dataset."
         )
     shape = tf.nest.flatten(spec)[0].shape
     static = shape[0] if shape.rank else None
@@ -81,7 +82,7 @@ def of_dataset(
     )
 
 
-def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Stream:
+def adapt_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Stream:
     """Returns the adapter for a `keras.utils.PyDataset`; see `make_adapter.make_data_adapter`."""
     name = type(data).__name__
     try:
@@ -121,7 +122,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Stream:
     batches = numbers.map(load, num_parallel_calls=calls, deterministic=True) if calls > 1 else numbers.map(load)
     sizes = tuple(one.shape[0] if len(one.shape) else 0 for one in tf.nest.flatten(samples[0]))
     return dataclasses.replace(
-        of_dataset(batches, options, sizes=sizes, made_by_keras=True, is_indexed=True),
+        adapt_dataset(batches, options, sizes=sizes, made_by_keras=True, is_indexed=True),
         sample_columns=lambda: base.arrays_of(samples[0]),
         resume_caveat=f"{name}.{hooks[-1]} must do the same in every start and on every worker" if hooks else None,
         on_epoch_begin=data.on_epoch_begin,
@@ -130,7 +131,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Stream:
 
 
 def as_tuple(batch: Any) -> tuple | dict:
-    """Returns a batch as Keras passes that of a PyDataset on: a dict, or a tuple of its parts."""
+    """Returns a batch in the form in which Keras passes on that of a PyDataset: a dict, or a tuple of its parts."""
     if not isinstance(batch, tuple | list | dict | np.ndarray):
         raise ValueError(
             f"A batch must be x, (x,), (x, y) or (x, y, sample_weight) of arrays. Received: {type(batch).__name__}"
@@ -162,7 +163,7 @@ def _count(dataset: tf.data.Dataset) -> int:
 
 
 def _first_batch_sizes(dataset: tf.data.Dataset) -> tuple[int, ...]:
-    """Returns the numbers of rows of the tensors of the first batch; 0: it has no dimension."""
+    """Returns the numbers of rows of the tensors of the first batch; 0 for a scalar."""
     first = pipelines.copy(dataset, ordered=True).take(1)
     sizes = first.map(lambda *parts: [tf.shape(one)[0] if one.shape.rank != 0 else 0 for one in tf.nest.flatten(parts)])
     return tuple(int(size) for size in next(iter(sizes)))

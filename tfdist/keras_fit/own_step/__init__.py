@@ -1,1 +1,1 @@
-"""Models that override `train_step` or `test_step`: each replica runs the user's step on its shard."""
+"""The steps of a script's model, Keras' own or the user's: each replica runs them on its shard."""

@@ -20,8 +20,8 @@ from tfdist.keras_fit.own_step import plain_values
 from tfdist.keras_fit.whole_batch import global_view, own_rows, probe
 from tfdist.keras_fit.whole_batch.global_view import GlobalView, Plan
 
-# Times as many examples as a batch has are traced without effect: no other tensor has as many rows by chance.
-_MANY = 997
+# The trace without effect has this many times the rows of a batch: no other tensor has as many by chance.
+_TRACED_BATCHES = 997
 # train_step(data) -> the values that it reports.
 StepFunction = Callable[[Any], Any]
 
@@ -44,7 +44,7 @@ class Discovered:
 
 
 def function_of(model: keras.Model, name: str) -> StepFunction:
-    """Returns `model.train_step` or `model.test_step`; one that is decorated with tf.function without the decorator."""
+    """Returns `model.train_step` or `model.test_step`, without the decorator tf.function if it has one."""
     plain = getattr(getattr(type(model), name), "python_function", None)
     if plain is None:
         return getattr(model, name)
@@ -61,10 +61,10 @@ def discover(
         name: "train_step" or "test_step".
         element_spec: nested tf.TensorSpec of the data that the step gets.
         batch_size: examples of the largest global batch.
-        rows: those of each tensor of the batch, if they differ.
+        rows: the number of rows of each tensor of the batch, if they differ.
 
     Raises:
-        ValueError: the step returns something else than a dict of scalars and results of metrics, or an optimizer
+        ValueError: the step returns something other than a dict of scalars and results of metrics, or an optimizer
             was made outside of the scope.
     """
     function = function_of(model, name)
@@ -82,7 +82,7 @@ def discover(
         applied.setdefault(id(optimizer), (optimizer, list(variables or ())))
 
     def run(view: GlobalView, data: Any) -> tuple[Any, dict]:
-        with contextlib.ExitStack() as stack, global_view.tracing_if(True, view):
+        with contextlib.ExitStack() as stack, global_view.tracing_step(True, view):
             for kind in _subclasses(keras.optimizers.Optimizer):
                 if "apply" in vars(kind):
                     stack.enter_context(patch(kind, "apply", apply))
@@ -116,21 +116,21 @@ def discover(
     is_built, noted_metrics = all(getattr(one, "built", True) for one in parts), 0
     with cluster.scope():
 
-        def dry() -> None:
+        def dry_run() -> None:
             nonlocal noted_metrics
             noted_metrics = len(all_metrics(model))
             plain_values.trace_without_effect(model, trace, with_rows())
 
-        # The layers are built, and errors are those, of the shapes of the data.
+        # Layers are built for the shapes of the data, and error messages name these shapes.
         if not is_built or is_static:
-            dry()
+            dry_run()
         if not is_static:
             try:
-                batch = _MANY * batch_size
-                dry()
+                batch = _TRACED_BATCHES * batch_size
+                dry_run()
             except Exception:  # The step may need the size of a batch.
                 batch = batch_size
-                dry()
+                dry_run()
         if cluster.num_replicas > 1 and probe.may_mix(model):
             whole_layers, names, untried = probe.mixing_layers(run, element_spec)
             known, of_keras = probe.layers_known_to_mix(model)
@@ -138,10 +138,10 @@ def discover(
             _warn_of(names, untried)
             whole_layers = whole_layers if global_view.whole_calls else []
         if len(all_metrics(model)) > noted_metrics or whole_layers:
-            dry()  # Metrics were made in the trace, which were called without a note; or layers are called whole.
+            dry_run()  # Calls of metrics that the trace made were not noted; or layers must be called on whole tensors.
         if found[0].updating:
             whole_layers = whole_layers + found[0].updating
-            dry()
+            dry_run()
     plan, values, noted = found
     for key, value in values.items():
         shape = tf.convert_to_tensor(value).shape
@@ -164,7 +164,7 @@ def discover(
 
 
 def _assign(view: GlobalView, original: Callable, variable: keras.Variable, value: Any) -> Any:
-    """Assigns nothing in a branch or loop: Keras would read a tensor of its graph after it."""
+    """Assigns nothing in a branch or loop: Keras would later read a tensor of the inner graph."""
     if not view.in_inner_graph:
         return original(variable, value)
     view.branch_updates = True
@@ -181,44 +181,44 @@ def _subclasses(kind: type) -> Iterator[type]:
 def _warn_of(names: list[str], untried: list[str]) -> None:
     if untried:
         messages.log_once(
-            "It could not be tried whether this depends on more than single examples of the batch: "
-            f"{text.list_names(untried, 3)}. Each replica computes it for its own rows."
+            "It is unknown whether these mix the examples of a batch, because they could not be tested: "
+            f"{text.list_names(untried, 3)}. Each replica computes them for its own rows."
         )
     if names:
-        own_rows_only = "its own rows. With --whole_calls each calls it with the whole batch, as on one device"
-        how = "the whole batch, as --whole_calls says" if global_view.whole_calls else own_rows_only
+        own_rows_only = "its own rows. With --whole_calls, each calls it with the whole batch, as on one device"
+        how = "the whole batch, because of --whole_calls" if global_view.whole_calls else own_rows_only
         messages.log_once(
-            f"{text.list_names(names, 3)}: this depends on more than single examples of the batch; each replica calls "
+            f"{text.list_names(names, 3)}: the result mixes the examples of a batch; each replica calls "
             f"the layer with {how}.",
             key=f"mixes {names}",
         )
 
 
 def _with_rows(spec: Any, size: int) -> Any:
-    """Returns a tf.TensorSpec with `size` rows, unless it has a number; those of ragged tensors stay unknown."""
+    """Returns `spec` with `size` rows if their number is unknown; that of ragged tensors stays unknown."""
     if isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec) and spec.shape.rank:
         return type(spec)([spec.shape[0] or size, *spec.shape[1:]], spec.dtype)
     return spec
 
 
 def scalars(values: Any, names: Sequence[str]) -> list[tf.Tensor]:
-    """Returns the values of `names` ([] each) of what a step returned; of several, the mean."""
+    """Returns the values of `names` in the result of a step, each []: of an array, its mean."""
     flat = _flat(values, "The step")
     found = [tf.convert_to_tensor(flat[name]) for name in names]
     return [tf.reduce_mean(one) if one.shape.rank else one for one in found]
 
 
 def _flat(values: Any, step: str) -> dict[str, Any]:
-    """Returns what a step returned as one dict, as Keras does for dicts within it."""
+    """Returns the result of a step as one flat dict, as Keras does."""
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise ValueError(f"{step} must return a dict of scalars by name. Received: {type(values).__name__}")
-    return compiled_model.flat(_sort_names(values))
+    return compiled_model.flatten_results(_sort_names(values))
 
 
 def _sort_names(values: dict[str, Any]) -> dict[str, Any]:
-    """Sorts the names as tf.function does in what it returns: those of each dict."""
+    """Sorts the names in each nested dict, as tf.function does for its results."""
     return {name: _sort_names(value) if isinstance(value, dict) else value for name, value in sorted(values.items())}
 
 
@@ -226,7 +226,7 @@ def _sort_names(values: dict[str, Any]) -> dict[str, Any]:
 def _note_results(model: keras.Model, plan: Plan) -> Iterator[dict[int, tuple[keras.Metric, str | None]]]:
     """Notes which tensors are results of metrics: id(tensor) -> the metric, and the key if its result is a dict.
 
-    Fills in the metrics of `plan`, on which the step's own results depend; called with no other patches of metrics.
+    Fills in `plan.read_metrics`: metrics that the step reads or resets. No other patches of metrics may be active.
     """
     noted: dict[int, tuple[keras.Metric, str | None]] = {}
     kept: list[tuple[keras.Metric, list[Any]]] = []  # The tensors must live as long as their ids are used.
@@ -234,7 +234,7 @@ def _note_results(model: keras.Model, plan: Plan) -> Iterator[dict[int, tuple[ke
     def note(metric: keras.Metric, original: Callable[[], Any]) -> Any:
         with _in_metric():
             result = original()
-        parts = compiled_model.flat(result) if isinstance(result, dict) else {None: result}
+        parts = compiled_model.flatten_results(result) if isinstance(result, dict) else {None: result}
         kept.append((metric, list(parts.values())))
         for key, value in parts.items():
             noted[id(value)] = (metric, key)
@@ -268,7 +268,7 @@ def _note_results(model: keras.Model, plan: Plan) -> Iterator[dict[int, tuple[ke
 
 
 def _in_metric() -> contextlib.AbstractContextManager[None]:
-    """In the block a metric reads and writes its own variables, and not the code of the step."""
+    """In the block, a metric reads and writes its own variables; these are not reads of the step's code."""
     view = global_view.of_step()
     return contextlib.nullcontext() if view is None else patching.set_in_block(view, in_layer=True)
 

@@ -1,6 +1,6 @@
-"""`tfdist.step` and `tfdist.batches`: a training loop of one's own, distributed; docs/scripts.md has an example.
+"""`tfdist.step` and `tfdist.batches` distribute a script's own training loop; docs/scripts.md has an example.
 
-The function is the `train_step` of a model that holds what it refers to, so all that holds for such a step holds here.
+The function becomes the `train_step` of a model that holds the objects it uses, so the rules of a `train_step` apply.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ class Batch:
     """A global batch, of which each replica has its rows; for the functions that `tfdist.step` makes."""
 
     element: Any
-    # Of `element`, and as a text, which is a key.
+    # The spec of `element`; and the same as a string, for use as a key.
     spec: Any
     kind: str
     data: base.DataAdapter
 
 
-class _Loop(keras.Model):
-    """Holds what a step refers to; its `train_step` is the step."""
+class _StepModel(keras.Model):
+    """A model that holds the objects a step uses; its `train_step` is the step."""
 
     def __init__(self, function: Callable[[Any], Any], parts: list[Any]):
         super().__init__()
@@ -55,14 +55,14 @@ class OneStep:
 
     def __init__(self, model: keras.Model | None, kind: str, name: str):
         self._model, self._kind, self._name = model, kind, name
-        # By the kind of the batch, with the function that is traced for it.
+        # Kind of a batch -> the step, and the function that is traced for this kind.
         self._made: dict[str, tuple[own_setup.OwnStep, Callable[[Any], None]]] = {}
         self._compared = kind != "train"
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Makes one step. Collective: every worker calls it with its part of the batch; returns numbers by name."""
         cluster = _cluster()
-        with script_state.running():
+        with script_state.tfdist_code():
             if batch.kind not in self._made:
                 self._made[batch.kind] = self.make(cluster, batch)
             own, run = self._made[batch.kind]
@@ -127,7 +127,7 @@ class Step(OneStep):
             with cluster.scope():
                 optimizers = [one for one in self._parts if isinstance(one, keras.Optimizer)]
                 others = [one for one in self._parts if not isinstance(one, keras.Optimizer)]
-                self._model = _Loop(self._call_by_name, others)
+                self._model = _StepModel(self._call_by_name, others)
                 self._model.compile(optimizer=optimizers[0] if optimizers else "sgd")
         return super().make(cluster, batch)
 
@@ -143,14 +143,15 @@ class Step(OneStep):
 
 
 def step(function: Callable[..., Any]) -> Step:
-    """Makes a function that trains on one batch run on all replicas, each with its rows of the batch.
+    """Distributes a function that trains on one batch: each replica runs it with its rows of the batch.
 
-    The function holds gradient tapes, losses and `optimizer.apply`, as a `train_step` (docs/own_step.md). It takes a
-    batch, or the parts of a batch that is a tuple, and returns scalars: a dict, a tuple or one. Models, optimizers and
-    metrics that it refers to, by closures or globals, are found; make them after `tfdist.connect()`, in its scope.
+    The function uses gradient tapes, losses and `optimizer.apply`, like a `train_step` (docs/own_step.md). It takes a
+    batch, or one argument for each part of a batch that is a tuple. It returns a scalar, or a tuple or dict of scalars.
+    It may use models, optimizers and metrics from closures or globals; make them after `tfdist.connect()`, in its
+    scope.
 
     Args:
-        function: called once to be traced, not once a step.
+        function: called only to be traced, not in each step.
 
     Returns:
         A function of a batch of `tfdist.batches`.
@@ -159,17 +160,17 @@ def step(function: Callable[..., Any]) -> Step:
 
 
 def batches(dataset: Any, *, batch_size: int | None = None) -> Iterator[Batch]:
-    """Yields the global batches of one pass over `dataset`, which every worker passes alike. Collective.
+    """Yields the global batches of one pass over `dataset`, which is the same on every worker. Collective.
 
     Args:
         dataset: a batched `tf.data.Dataset`, a `keras.utils.PyDataset`, or arrays.
         batch_size: examples of a step over all replicas, for arrays.
 
     Raises:
-        ValueError: the data is not supported, or workers have other data.
+        ValueError: the data is not supported, or the workers have different data.
     """
     cluster = _cluster()
-    with script_state.running():
+    with script_state.tfdist_code():
         options = base.DataOptions(as_given=True, batch_size=batch_size)
         data = make_adapter.make_data_adapter(dataset, None, None, options)
         same_data.check_same_data(cluster, data)
@@ -177,11 +178,11 @@ def batches(dataset: Any, *, batch_size: int | None = None) -> Iterator[Batch]:
         batch = Batch(None, elements.element_spec, str(elements.element_spec), data)
     try:
         for index in range(data.steps):
-            with script_state.running():
+            with script_state.tfdist_code():
                 element = next(elements)
             yield dataclasses.replace(batch, element=element)
             cluster.monitor.note_progress(index + 1)
-    finally:  # Also where the script leaves the pass.
+    finally:  # Also if the script leaves the loop early.
         cluster.monitor.stop_timer()
 
 
@@ -195,16 +196,16 @@ def on_batch(
         data: (x, y, sample_weight), the same on every worker; None for parts that are not given.
 
     Returns:
-        The model's metrics by name, since they were reset.
+        The model's metrics by name, over the steps since their reset.
     """
     given = tuple(part for part in data if part is not None)
     dataset = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(given))
-    with script_state.running():
+    with script_state.tfdist_code():
         options = base.DataOptions(as_given=True, class_weight=class_weight)
         adapter = _with_all_parts(make_adapter.make_data_adapter(dataset, None, None, options))
         elements = cluster.distribute(adapter.dataset(trainer.replica_shard(cluster), 0, 1))
         spec, name = elements.element_spec, f"{type(model).__name__}.{kind}_step"
-        make_step = make_run.made_on_model(cluster, model, f"{kind}_on_batch", lambda: OneStep(model, kind, name))
+        make_step = make_run.keep_on_model(cluster, model, f"{kind}_on_batch", lambda: OneStep(model, kind, name))
         return make_step(Batch(next(elements), spec, str(spec), adapter))
 
 

@@ -32,14 +32,14 @@ class OwnStepObjective(trainer.Objective):
     # The last step's numbers, float64 [numbers]: each replica has those of the global batch.
     last_numbers: dict[str, keras.Variable]
     metric_variables: tuple[keras.Variable, ...]
-    # What the steps have added to metrics, which these do not have yet.
+    # Updates of metrics by the steps that are not yet added to the variables of the metrics.
     pending: own_rows.Pending
     # Examples of the largest global batch, for "train" and "test".
     batch_sizes: dict[str, int]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is summed in each step: the loss, to find non-finite ones; and examples of training steps."""
+        """The names of the sums of a step: the loss, to find non-finite values, and the examples of training steps."""
         return ("loss", "trained")
 
     def evaluate(self, shard: Element) -> tf.Tensor:
@@ -62,11 +62,11 @@ class OwnStepObjective(trainer.Objective):
         discovered = self.train if kind == "train" else self.test
         view = GlobalView(rows=rows, plan=discovered.plan, average=average, xla=bool(self.model.jit_compile))
         with (
-            # Summaries are called as in Keras: without the name of the loop over steps.
+            # Summaries have the same names as in Keras, without the name of the loop over steps.
             tf.compat.v1.name_scope(None),
             trainer.shard_present(rows.present),
             trainer.convert_in_fixed_order(),
-            global_view.tracing_if(self._views_batch, view),
+            global_view.tracing_step(self._views_batch, view),
         ):
             data = shard["data"][0] if self.as_given else shard["data"]
             try:
@@ -76,8 +76,8 @@ class OwnStepObjective(trainer.Objective):
                     raise
                 raise ValueError(
                     f"{type(self.model).__name__}.{kind}_step assigns a variable in a branch or a loop of the graph, "
-                    "where replicas cannot meet. Choose the value by tf.where, and assign it outside of the branch. "
-                    f"{error}"
+                    "where replicas cannot communicate. Choose the value by tf.where, and assign it outside of the "
+                    f"branch. {error}"
                 ) from None
             numbers = [tf.cast(one, tf.float64) for one in discover.scalars(values, discovered.numbers)]
             names = [name for name in (*discovered.numbers, *discovered.metrics) if "loss" in name]
@@ -92,7 +92,7 @@ class OwnStepObjective(trainer.Objective):
 
     @property
     def _views_batch(self) -> bool:
-        """Whether a step is traced under the global view: for replicas, XLA of layers, or rows that are summed."""
+        """Whether steps are traced under the global view: for several replicas, XLA, or tables with dense gradients."""
         sums_rows = any(getattr(one, "dense_gradient", False) for one in self.model.variables)
         return self.cluster.num_replicas > 1 or sums_rows or bool(self.model.jit_compile)
 
@@ -135,23 +135,25 @@ class OwnStepObjective(trainer.Objective):
         results = {id(metric): metric.result() for metric, _ in discovered.metrics.values()}
         for name, (metric, key) in discovered.metrics.items():
             result = results[id(metric)]
-            logs[name] = compiled_model.as_keras(result if key is None else compiled_model.flat(result)[key])
+            logs[name] = compiled_model.to_log_value(
+                result if key is None else compiled_model.flatten_results(result)[key]
+            )
         return {name: logs[name] for name in self._order(discovered, list(logs))}
 
-    def of_epoch(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """Returns the logs of an epoch: as in Keras the model's metrics, if the step returns values of their names.
+    def epoch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the logs of an epoch as Keras: the model's metrics if the step reports the same names, else `logs`.
 
         A collective: every worker must call it.
         """
-        found = compiled_model.flat(self.model.get_metrics_result())
+        found = compiled_model.flatten_results(self.model.get_metrics_result())
         if set(found) != set(logs):
             return logs
-        return {name: compiled_model.as_keras(found[name]) for name in logs}
+        return {name: compiled_model.to_log_value(found[name]) for name in logs}
 
     def _order(self, discovered: Discovered, names: Sequence[str]) -> Sequence[str]:
-        """As in Keras: the order of the model's metrics if these are all values, else that of tf.function."""
+        """Returns Keras' order of `names`: that of the model's metrics if all are metrics, else that of tf.function."""
         results = discovered.metrics.items()
-        ordered = [name for metric in self.model.metrics for name, (of, _) in results if of is metric]
+        ordered = [name for metric in self.model.metrics for name, (source, _) in results if source is metric]
         return ordered if set(ordered) == set(names) else discovered.names
 
 
@@ -165,7 +167,7 @@ def train_step(context: trainer.StepContext, shard: Element) -> tf.Tensor:
     def average(gradients: list[Any], variables: list[Any]) -> list[Any]:
         optimizer = next((owners[id(one)] for one in variables if id(one) in owners), context.optimizer)
         owner = getattr(optimizer, "inner_optimizer", optimizer)
-        gradients, looked_up = global_view.of_step().once(gradients, variables)
+        gradients, looked_up = global_view.of_step().count_lookups_once(gradients, variables)
         gradients = trainer.select_rows(gradients, variables, [shard["data"], *looked_up], owner)
         gradients = trainer.scale_gradients(gradients, 1 / context.cluster.num_replicas)
         return context.reduction(gradients, [], [], fraction)[0]

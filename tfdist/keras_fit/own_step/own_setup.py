@@ -21,23 +21,23 @@ from tfdist.keras_fit.whole_batch import global_view, own_rows
 from tfdist.keras_fit.whole_batch.per_example import is_per_example
 from tfdist.training import api as trainer
 
-# Variables that a message names.
+# Maximum number of variables that a message names.
 _MAX_NAMED = 10
 
 
-# What depends on the steps of a model: their context, and the variables that a checkpoint holds besides those of the
-# model and the context's optimizer, by name.
+# The context of a model's steps; and by name the variables that a checkpoint holds in addition to those of the model
+# and of the context's optimizer.
 OwnStep = tuple[trainer.StepContext, dict[str, Any]]
 
 
 def overrides(model: keras.Model) -> tuple[str, ...]:
-    """Returns which of its methods the model overrides whose results are those of a step."""
+    """Returns which methods the model overrides, of those that decide the results of a step."""
     methods = ("train_step", "test_step", "compute_metrics")
     return tuple(name for name in methods if compiled_model.overrides(model, name))
 
 
 def check_graph(model: keras.Model) -> None:
-    """Raises ValueError if the steps of a model run in Python, by `compile` or for all functions."""
+    """Raises ValueError if steps run eagerly, by an argument of `compile` or a setting of TensorFlow."""
     if model.run_eagerly or tf.config.functions_run_eagerly():
         raise ValueError(
             "run_eagerly=True runs steps in Python, and tfdist runs them as graphs: remove it, or "
@@ -46,7 +46,7 @@ def check_graph(model: keras.Model) -> None:
 
 
 def auto_jit_compile(cluster: Cluster, model: keras.Model) -> bool:
-    """Returns what `jit_compile="auto"` means: on one GPU, as in Keras, XLA where it can; on several replicas False."""
+    """Returns the value of `jit_compile="auto"`: for Keras' steps on one replica as in Keras, otherwise False."""
     alone = cluster.num_replicas == 1 and not overrides(model)
     return alone and trainer.compiles_with_xla(config_lib.Train(), cluster.device_type, model)
 
@@ -60,7 +60,7 @@ def prepare(
     as_given: bool,
     stack: contextlib.ExitStack,
 ) -> OwnStep:
-    """Finds out what the steps do, and makes their optimizers' and their own variables.
+    """Finds out what the steps do, and makes the variables of the steps and their optimizers.
 
     Args:
         adapters: "train", "test" or both -> its data.
@@ -83,11 +83,11 @@ def prepare(
     for variable, value in plain:
         variable.assign(value)
     optimizers = _optimizers_in_scope(cluster, model, found.values())
-    for optimizer in optimizers:  # They get gradients that are summed, and use fused kernels.
+    for optimizer in optimizers:  # They get summed gradients, and use fused kernels.
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         stack.enter_context(trainer.restore_methods(inner))
         trainer.prepare_optimizer(inner, cluster)
-    reported = [metric for of in found.values() for metric, _ in of.metrics.values()]
+    reported = [metric for step in found.values() for metric, _ in step.metrics.values()]
     metrics = list({id(one): one for one in (*discover.all_metrics(model), *reported)}.values())
     variables = {id(one): one for metric in metrics for one in metric.variables}
     for variable in variables.values():
@@ -97,8 +97,8 @@ def prepare(
     for metric in metrics:
         stack.enter_context(patch(metric, "update_state", functools.partial(own_rows.update_metric, metric)))
     with cluster.scope():
-        last_numbers = {kind: _per_replica(len(of.numbers)) for kind, of in found.items()}
-        # Keras' own step applies the optimizer once, which counts.
+        last_numbers = {kind: _per_replica(len(step.numbers)) for kind, step in found.items()}
+        # Keras' own step applies the optimizer once, so that the optimizer counts the steps.
         counts = type(model.optimizer) is not keras.optimizers.LossScaleOptimizer and model.trainable_variables
         by_optimizer = counts and not compiled_model.overrides(model, "train_step")
         steps = None if by_optimizer else keras.Variable(0, dtype="int64", trainable=False, name="steps")
@@ -170,7 +170,7 @@ def _more_variables(
     context: trainer.StepContext,
     steps: keras.Variable | None,
 ) -> dict[str, Any]:
-    """Returns what a checkpoint must hold besides: other optimizers, the count of steps, variables in attributes."""
+    """Returns further variables of a checkpoint by name: other optimizers, the count of steps, those in attributes."""
     saved = {id(variable) for variable in (*model.variables, *context.optimizer.variables)}
     more: dict[str, Any] = {} if steps is None else {"own_step/steps": steps}
     for index, optimizer in enumerate(optimizers):
@@ -190,10 +190,10 @@ def _more_variables(
 
 
 def _plain_variables(model: keras.Model) -> Iterator[tuple[str, tf.Variable]]:
-    """Yields the tf.Variables in attributes of the model and its layers, which Keras does not count as variables."""
+    """Yields the tf.Variables in attributes of the model and its layers, which Keras does not track."""
     seen: set[int] = set()
     for layer in trainer.layers_of_all_depths(model):
-        # Others are Keras' own.
+        # Attributes with an underscore are Keras' own.
         held = {name: value for name, value in vars(layer).items() if not name.startswith("_")}
         for path, value in keras.tree.flatten_with_path(held):
             if isinstance(value, tf.Variable) and id(value) not in seen:
@@ -203,7 +203,7 @@ def _plain_variables(model: keras.Model) -> Iterator[tuple[str, tf.Variable]]:
 
 @contextlib.contextmanager
 def explain_mismatch(name: str) -> Iterator[None]:
-    """Turns a mismatch of the replicas after the first step of a user's, called `name`, into a ValueError about it."""
+    """Turns a mismatch of the replicas after the first step of a run into a ValueError about the user's step `name`."""
     try:
         yield
     except trainer.ReplicaMismatchError as error:

@@ -1,8 +1,9 @@
 """Numbers, texts and collections of them in attributes and globals, which a step reads when it is traced.
 
-Keras traces a step for each `compile`: what the script changes between two calls, such as a dropout's rate, a momentum
-or `trainable`, has no effect until then. tfdist traces a step for each `fit`, with the values of its first trace. For
-data of another spec Keras traces again, with the values of then; tfdist does not, and says which have changed.
+Keras traces a step once after each `compile`. If the script later changes a value, such as a dropout rate, a momentum
+or `trainable`, this has no effect until the next `compile`. tfdist traces the step in each `fit`, but with the values
+of the first trace. For data of another spec Keras traces again, with the current values; tfdist keeps the old ones, and
+logs which have changed.
 """
 
 import contextlib
@@ -25,17 +26,17 @@ _PLAIN = bool | int | float | str | None | np.generic
 # Attributes that Keras changes itself.
 _OF_KERAS = {"built", "stop_training", "compiled", "loss", "loss_weights", "optimizer"}
 _OF_KERAS |= {"train_function", "test_function", "predict_function"}
-# Private ones of Keras that a step reads.
+# Private attributes of Keras that a step reads.
 _READ = {"_trainable", "_fn_kwargs"}
 _MAX_NAMED = 3
-# Of a list or an array.
+# Maximum number of values in a list or an array that is compared.
 _MAX_VALUES = 1000
 
 # (id of an object, or of a module's globals, name of its attribute) -> the object, and the value.
 _Values = dict[tuple[int, str], tuple[Any, Any]]
 
 
-class Traced:
+class TracedValues:
     """The values with which the steps of a compiled model are traced, and those at the end of the last `fit`."""
 
     def __init__(self, model: keras.Model):
@@ -43,11 +44,11 @@ class Traced:
         # By the kind of the step: "train", "test" or "predict".
         self._values: dict[str, _Values] = {}
 
-    def tell_of_changes(self, kind: str) -> None:
-        """Says which values have changed since the end of the last `fit`, without effect on the step of this kind.
+    def log_changes(self, kind: str) -> None:
+        """Logs which values have changed since the end of the last `fit`, but have no effect on the step of this kind.
 
         Raises:
-            ValueError: a training has another optimizer.
+            ValueError: `model.optimizer` was replaced, and the step trains.
         """
         model = self._model
         self._optimizer = self._optimizer or getattr(model, "optimizer", None)
@@ -57,11 +58,11 @@ class Traced:
                 "has no effect: call model.compile(optimizer=...)."
             )
         last, then = _changed(self._last), _changed(self._values.get(kind, {}))
-        names = [
-            f"{_owner(one)}{name.removeprefix('_')} = {_shown(_value(one, name))} (traced: {_shown(then[of, name][1])})"
-            for (of, name), (one, _) in last.items()
-            if (of, name) in then
-        ]
+        names = []
+        for key, (one, _) in last.items():
+            if key in then:
+                name, traced = key[1], _shown(then[key][1])
+                names.append(f"{_owner(one)}{name.removeprefix('_')} = {_shown(_value(one, name))} (traced: {traced})")
         if names:
             messages.log_once(
                 f"{text.list_names(names, _MAX_NAMED)}: as in Keras, this has no effect until the next "
@@ -69,18 +70,18 @@ class Traced:
             )
 
     def note_end(self, *kinds: str) -> None:
-        """Notes the values at the end of a `fit` with steps of these kinds, which an earlier start may have made."""
+        """Notes the values at the end of a `fit` with steps of these kinds, even if an earlier start made the steps."""
         self._last = _read(self._model)
         for kind in kinds:
             self._values.setdefault(kind, self._last)
 
     @contextlib.contextmanager
     def as_traced(self, *kinds: str, traces_now: bool = False) -> Iterator[None]:
-        """In the block, attributes have the values with which steps are traced, and afterwards those of before.
+        """Sets attributes to the values with which steps are traced, and restores them after the block.
 
         Args:
-            traces_now: whether the block traces the steps, if they were not traced before: callbacks may have changed
-                the values until then.
+            traces_now: whether the block traces the steps. For kinds not traced before, the current values are then
+                kept.
         """
         for kind in kinds if traces_now else ():
             self._values.setdefault(kind, _read(self._model))
@@ -93,7 +94,7 @@ class Traced:
             _write(now)
 
     def run_steps(self, traced: set[str], kind: str, run_steps: Any, *args: Any) -> Any:
-        """Calls a function of steps, "train" or "test", which is traced with the values that count.
+        """Calls a function of steps, "train" or "test"; its first call in a run traces it with the kept values.
 
         Args:
             traced: the kinds that were called before in this run.
@@ -108,17 +109,17 @@ class Traced:
 def trace_without_effect(model: keras.Model, function: Callable[[Any], Any], element_spec: Any) -> None:
     """Traces a function of a batch with `element_spec`, nested tf.TensorSpec [batch, ...]; variables keep their values.
 
-    Not with Keras' symbolic tensors, which are neither ragged nor sparse.
+    Does not use Keras' symbolic tensors, which cannot be ragged or sparse.
     """
-    with put_back(model), keras.StatelessScope(collect_losses=True), keras.SymbolicScope():
+    with restore_values(model), keras.StatelessScope(collect_losses=True), keras.SymbolicScope():
         tf.function(function, autograph=False).get_concrete_function(element_spec)
 
 
 @contextlib.contextmanager
-def put_back(model: keras.Model) -> Iterator[None]:
-    """Gives attributes back what they had before the block, which traces a step without effect; also lists.
+def restore_values(model: keras.Model) -> Iterator[None]:
+    """Restores attributes and lists after the block, which traces a step without effect.
 
-    Not to layers that are built in it, which keep what `build` sets.
+    Layers that the block builds keep the attributes that `build` sets.
     """
     unbuilt = {id(one) for one, _ in _walk(model) if not getattr(one, "built", True) and one is not model}
     before, lists = {key: value for key, value in _read(model).items() if key[0] not in unbuilt}, _lists(model)
@@ -140,9 +141,9 @@ def _owner(one: Any) -> str:
 
 
 def _walk(model: keras.Model) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yields a model, its layers, optimizers, losses, metrics and what they hold of the user's, with their attributes.
+    """Yields objects with their attributes: a model, its layers, optimizers, losses, metrics, and user's objects there.
 
-    Of the user's functions, it yields the globals of their module, with those that they name.
+    For a user's function, yields the globals of its module, with those globals that the function names.
     """
     optimizer = getattr(model, "optimizer", None)
     waiting = [*trainer.layers_of_all_depths(model), optimizer, *(vars(optimizer).values() if optimizer else ())]
@@ -184,7 +185,7 @@ def _read(model: keras.Model) -> _Values:
 
 
 def _value(one: Any, name: str) -> Any:
-    """Returns an attribute of an object, or a global of a module, whose globals `one` is."""
+    """Returns an attribute of `one`; or a global variable, if `one` is the dict of a module's globals."""
     return one.get(name) if isinstance(one, dict) else vars(one).get(name, getattr(type(one), name, None))
 
 
@@ -201,22 +202,22 @@ def _is_small_array(value: Any) -> bool:
 
 
 def _copy(value: Any) -> Any:
-    """Returns a value that stays when the script changes a list, dict or array in its place."""
+    """Returns a copy that stays the same when the script modifies a list, dict or array."""
     return keras.tree.map_structure(lambda one: one.copy() if isinstance(one, np.ndarray) else one, value)
 
 
 def _changed(values: _Values) -> _Values:
-    """Returns those of `values` that are not as now."""
+    """Returns those of `values` that differ from the current values."""
     return {
-        (of, name): (one, value)
-        for (of, name), (one, value) in values.items()
+        (owner_id, name): (one, value)
+        for (owner_id, name), (one, value) in values.items()
         if (now := _value(one, name)) is not value and repr(now) != repr(value)
     }
 
 
 def _may_be_of_step(one: Any, name: str, was: Any) -> bool:
     """Returns whether a step, and not the `build` of a model, has changed a value: to another number, or a tensor."""
-    now = _value(one, name)  # Lists are put back as they are, for others may hold them.
+    now = _value(one, name)  # Lists are restored in place, because other objects may hold them.
     return (type(now) is type(was) and not isinstance(was, list | dict | np.ndarray)) or isinstance(now, tf.Tensor)
 
 

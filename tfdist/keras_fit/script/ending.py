@@ -13,7 +13,7 @@ from tfdist.keras_fit.script import script_state
 
 
 @contextlib.contextmanager
-def collect_endings() -> Iterator[Callable[[], None]]:
+def collect_exit_functions() -> Iterator[Callable[[], None]]:
     """Yields a function that waits for threads and then calls what was registered in the block, the last one first.
 
     On several workers it is collective, if anything was registered.
@@ -21,7 +21,7 @@ def collect_endings() -> Iterator[Callable[[], None]]:
     registered: list[functools.partial] = []
 
     def register(original: Callable, function: Callable, *args: Any, **keywords: Any) -> Callable:
-        if script_state.is_running():
+        if script_state.in_tfdist_code():
             return original(function, *args, **keywords)
         registered.append(functools.partial(function, *args, **keywords))
         return function
@@ -31,7 +31,7 @@ def collect_endings() -> Iterator[Callable[[], None]]:
         original(function)
 
     def end() -> None:
-        threading._shutdown()  # As Python does before `atexit`: idle threads of executors end only by it.
+        threading._shutdown()  # As Python does before `atexit`: otherwise idle threads of executors would not end.
         meets = registered and script_state.on_all_workers()
         while registered:
             try:

@@ -1,7 +1,7 @@
-"""One seed for all workers of a script: what Python, NumPy, TensorFlow and Keras draw unseeded is the same on each.
+"""One seed for all workers of a script: unseeded draws of Python, NumPy, TensorFlow and Keras are the same on each.
 
-The seed is new in each start, or saved in the workdir, so that a resumed script draws the same. Seeded draws are those
-of Keras alone. `uuid`, `secrets`, `os.urandom`, `random.Random()` and the clocks are those of each worker.
+The seed is new in each start, or saved in the workdir, so that a resumed script draws the same numbers. Draws with a
+seed are unchanged. `uuid`, `secrets`, `os.urandom`, `random.Random()` and the clocks differ between workers.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from tfdist.keras_fit.script import script_state
 from tfdist.report import files
 
 _BITS = 62
-# The module whose function TensorFlow's operations call.
+# The module whose `get_seed` TensorFlow's operations call.
 _SEEDS = sys.modules[tf.compat.v1.random.get_seed.__module__]
 
 
 @contextlib.contextmanager
 def share_seed(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
-    """Seeds all workers alike in the block. Collective. `workdir` keeps the seed; None: it is new."""
+    """Gives all workers one seed in the block. Collective. The seed is saved in `workdir`; None: it is new."""
     seed = cluster.broadcast(_read_or_draw(workdir) if cluster.is_chief else 0)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -41,11 +41,11 @@ def share_seed(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
     def operation_seeds(original: Callable[[Any], tuple[Any, Any]], op_seed: Any) -> tuple[Any, Any]:
         try:
             seeds = original(op_seed)
-        except RuntimeError:  # Of enable_op_determinism, which wants a seed: here is one.
+        except RuntimeError:  # enable_op_determinism requires a seed, which is drawn below.
             seeds = (None, None)
         return seeds if seeds != (None, None) else (draw(30) + 1, draw(30) + 1)
 
-    # NumPy calls the first for each generator without a seed.
+    # NumPy calls `randbits` for each generator without a seed.
     with (
         patch(bit_generator, "randbits", lambda original, bits: draw(bits)),
         patch(_SEEDS, "get_seed", operation_seeds),

@@ -1,4 +1,4 @@
-"""Makes an unchanged Keras script train on all workers: its models' methods are tfdist's, its variables replicated."""
+"""Makes an unchanged Keras script train on all workers: replaces methods of models, and replicates variables."""
 
 import contextlib
 import dataclasses
@@ -31,23 +31,23 @@ _CONFIG_MODULES = (tf.config, tf.config.experimental, tf.config.threading)
 class FitSeeds:
     """A seed for each call of `fit`, for the order of the examples and the random numbers in steps.
 
-    Calls have different seeds. After the script has set a global seed again, they are those that followed it first: a
-    training that begins with `keras.utils.set_random_seed` can be repeated, as in Keras.
+    Calls have different seeds. If the script sets the same global seed again, the seeds start again at the one that
+    followed it the first time: a training that begins with `keras.utils.set_random_seed` can be repeated, as in Keras.
     """
 
-    following: int = 0
-    # By global seed, the seed of the call of `fit` that followed it first.
+    next_seed: int = 0
+    # Global seed -> the seed of the next call of `fit` when it was first set.
     first: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def take(self) -> int:
         """Returns the seed of a call."""
-        self.following += 1
-        return self.following - 1
+        self.next_seed += 1
+        return self.next_seed - 1
 
     def set_global(self, original: Callable[[int], None], seed: int) -> None:
         """Replaces `tf.random.set_seed`."""
         original(seed)
-        self.following = self.first.setdefault(seed, self.following)
+        self.next_seed = self.first.setdefault(seed, self.next_seed)
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
         workdir: the directory of the script's runs: the first call of `fit` is saved in fit1/, the second in fit2/, ...
             None: nothing is saved.
     """
-    # The class that defines it: Keras does not compile a loaded model of a class that overrides it.
+    # The class that defines `compile`: Keras does not compile a loaded model whose class overrides it.
     trainer = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
     seeds, calls = FitSeeds(), itertools.count(1)
     methods = _methods(cluster, workdir, seeds, calls)
@@ -66,7 +66,7 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
     with contextlib.ExitStack() as stack:
 
         def reset_graph(original: Callable[[], None]) -> None:
-            # The scope is one of the default graph, which keras.utils.clear_session replaces.
+            # The creator scope belongs to the default graph, which keras.utils.clear_session replaces.
             original()
             stack.enter_context(tf.variable_creator_scope(_creator(cluster)))
 
@@ -88,16 +88,16 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
         stack.enter_context(tf.variable_creator_scope(_creator(cluster)))
         yield
         if workdir is not None and cluster.is_chief and (later := workdir / f"fit{next(calls)}").exists():
-            messages.say(
-                f"WARNING: the script has made fewer calls of fit than before: {later} was not reached. If it skips "
-                "calls that it has made before, later ones take their checkpoints: let it make all calls. Finished "
-                "ones do not train again."
+            messages.log(
+                f"WARNING: the script has made fewer calls of fit than before: {later} was not reached. If the script "
+                "skips a call that it made before, later calls take its checkpoints: let the script make all calls. "
+                "Finished calls do not train again."
             )
 
 
 def _refuse_connect(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     raise ValueError(
-        "The script calls tfdist.connect, as tfdist.run has done already: start it without tfdist.run, as "
+        "The script calls tfdist.connect, which tfdist.run has done already: start it without tfdist.run, as "
         "docs/scripts.md shows, or remove tfdist's calls from it."
     )
 
@@ -112,7 +112,7 @@ def _methods(
             place = workdir / f"fit{next(calls)}"
         elif workdir is not None:
             messages.log_once(
-                f"what {search} trains is not saved in {workdir}: it may skip trainings that it has finished."
+                f"models that {search} trains are not saved in {workdir}: {search} may skip finished trainings."
             )
         with script_state.without_counting_draws():
             return api.fit(cluster, model, **given, workdir=place, seed=seeds.take())
@@ -122,7 +122,7 @@ def _methods(
             return api.evaluate(cluster, model, **_arguments(original, model, args, keywords))
 
     def predict(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
-        if cluster_lib.on_this_worker_only():  # In a callback.
+        if cluster_lib.is_on_one_worker():  # In a callback.
             return original(model, *args, **keywords)
         with script_state.without_counting_draws():
             return api.predict(cluster, model, **_arguments(original, model, args, keywords))
@@ -134,7 +134,7 @@ def _methods(
         make_run.check_functions(model, kind)
         model.reset_metrics()
         logs = own_loop.on_batch(cluster, model, kind, data, given.get("class_weight"))
-        return dict(sorted(logs.items())) if given.get("return_dict") else compiled_model.in_order(model, logs)
+        return dict(sorted(logs.items())) if given.get("return_dict") else compiled_model.evaluation_result(model, logs)
 
     def predict_on_batch(original: Callable[..., Any], model: keras.Model, x: Any) -> Any:
         size = int(keras.tree.flatten(x)[0].shape[0])
@@ -168,7 +168,7 @@ def _arguments(original: Callable[..., Any], model: keras.Model, args: tuple, ke
 
 def _in_scope(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     # While fit runs, tfdist enters the scope itself, and callbacks on the chief may make objects of their own.
-    if script_state.is_running():
+    if script_state.in_tfdist_code():
         return original(*args, **keywords)
     with cluster.scope():
         return original(*args, **keywords)
@@ -181,9 +181,9 @@ def _apply_in_loop(
     grads: Any,
     trainable_variables: Any = None,
 ) -> Any:
-    """Calls the `apply` of an optimizer; in a loop of the script's own, says that each worker runs all of it."""
+    """Calls the `apply` of an optimizer; in a loop of the script's own, logs that each worker runs the whole loop."""
     alone = cluster.num_replicas == 1 or collective_guard.in_any_scope()
-    if not alone and not script_state.is_running() and script_state.in_script():
+    if not alone and not script_state.in_tfdist_code() and script_state.in_script():
         messages.log_once(
             "the script applies gradients in a loop of its own, which every worker runs as a whole on one device: "
             "tfdist.step and tfdist.batches distribute it (docs/scripts.md, Own loops)."
@@ -210,7 +210,7 @@ def _creator(cluster: Cluster) -> Callable[..., tf.Variable]:
 
     def create(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
         nonlocal entered
-        if entered or script_state.is_running() or collective_guard.in_any_scope():
+        if entered or script_state.in_tfdist_code() or collective_guard.in_any_scope():
             return next_creator(**keywords)
         entered = True
         try:

@@ -1,7 +1,7 @@
-"""Whether the code of a script runs, and how one worker does something for all.
+"""Which code of a script's process runs now, and calls that one worker makes for all.
 
-All workers run the same script. Where it writes a file, they meet before, one of them writes, and they go on when it is
-done: so each finds the files as if it were alone, before and after.
+All workers run the same script. Where it writes a file, they wait for each other, one of them writes, and all continue
+when the file is written. So each worker finds the same files as if it ran alone.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ from tfdist.cluster.control import heartbeat_monitor
 from tfdist.config import patching, user_code
 from tfdist.keras_fit import messages
 
-# The modules of this directory, and what calls them for what they replace.
+# The modules of this directory, and the module that calls their replacements of functions.
 _HERE = (f"{pathlib.Path(__file__).parent}/", patching.__file__)
 
 # Libraries that train many models, and skip those that they have trained before.
 _SEARCHES = ("keras_tuner", "autokeras", "optuna")
-_ADVICE = "Files, the time or something else decided otherwise there: all workers must run the same lines."
+_ADVICE = "Files, the time or something else led to another branch there: all workers must run the same lines."
 # Bits for the numbers of the draws in a block of `without_counting_draws`.
 _DRAWS_BITS = 32
 
 
 @dataclasses.dataclass
 class _Script:
-    """The script that runs; `by_tfdist`: whether tfdist's own code runs, and not that of the script."""
+    """The script that runs; `by_tfdist`: whether tfdist's own code runs now, called by the script."""
 
     cluster: Cluster
     by_tfdist: bool = False
@@ -51,7 +51,7 @@ _script: _Script | None = None
 
 @contextlib.contextmanager
 def script_runs(cluster: Cluster) -> Iterator[None]:
-    """The block runs the script."""
+    """Marks the block that runs the script."""
     global _script
     _script = _Script(cluster)
     try:
@@ -69,36 +69,36 @@ def _forget_script() -> None:
 os.register_at_fork(after_in_child=_forget_script)
 
 
-def running(by_tfdist: bool = True) -> contextlib.AbstractContextManager[None]:
-    """Runs tfdist's own code: what it saves, and the variables that Keras makes for it, are of this worker only.
+def tfdist_code(by_tfdist: bool = True) -> contextlib.AbstractContextManager[None]:
+    """Marks a block of tfdist's own code: its files, and the variables that Keras makes for it, are this worker's only.
 
     Args:
-        by_tfdist: False: code of the script, such as a callback, is called within tfdist's own.
+        by_tfdist: False: the block runs code of the script, such as a callback, inside tfdist's own code.
     """
     return contextlib.nullcontext() if _script is None else patching.set_in_block(_script, by_tfdist=by_tfdist)
 
 
 @contextlib.contextmanager
 def without_counting_draws() -> Iterator[None]:
-    """As `running`; what the block draws changes no later draw, as a resumed script may skip the block or a part."""
+    """Like `tfdist_code`. Draws in the block change no later draw, as a resumed script may skip all or part of it."""
     if _script is None:
         yield
         return
     _script.draws += 1
-    with running(), patching.set_in_block(_script, draws=_script.draws << _DRAWS_BITS):
+    with tfdist_code(), patching.set_in_block(_script, draws=_script.draws << _DRAWS_BITS):
         yield
 
 
 def next_draw() -> int:
-    """Returns the number of a draw of all workers, the same in each start of the script; 0: this worker draws alone."""
+    """Returns the number of the next draw that all workers make, the same in each start; 0: this worker draws alone."""
     if _script is None or not _draws_for_all():
         return 0
     _script.draws += 1
     return _script.draws
 
 
-def is_running() -> bool:
-    """Returns True within `running`."""
+def in_tfdist_code() -> bool:
+    """Returns True within `tfdist_code`."""
     return _script is not None and _script.by_tfdist
 
 
@@ -108,32 +108,32 @@ def in_script() -> bool:
 
 
 def on_all_workers() -> bool:
-    """Returns True where code runs that all of several workers run: the script's, in the main thread."""
+    """Returns True if there are several workers and all run this code: the script's, in the main thread."""
     return _script is not None and not _script.by_tfdist and _script.cluster.num_workers > 1 and _draws_for_all()
 
 
 def _draws_for_all() -> bool:
-    """Returns True where all workers draw the same: in the main thread, and not where one worker runs alone."""
-    return not cluster_lib.on_this_worker_only() and threading.current_thread() is threading.main_thread()
+    """Returns True if all workers draw the same numbers: in the main thread, unless one worker runs alone."""
+    return not cluster_lib.is_on_one_worker() and threading.current_thread() is threading.main_thread()
 
 
 def line_of_script(path: Any = None) -> str:
-    """Returns the place of the script that calls, such as "train.py:12"; "" where workers need not do the same.
+    """Returns the calling line of the script, such as "train.py:12"; "" if the workers need not act together.
 
-    That is: a worker runs alone, a module is imported, `path` is no path or one of this worker alone, or a library
-    calls for a purpose of its own.
+    They need not if a worker runs alone, a module is imported, `path` is not a path or is private to this worker, or a
+    library calls for a purpose of its own.
 
     Args:
-        path: the file that a function is called for; None: another function. Libraries that a line of the script calls
-            write files for it, such as a picture; but not those in hidden directories, which are theirs.
+        path: the file that the function writes; None: the function has no file. A file that a library writes counts as
+            the script's, such as a picture, unless it is in a hidden directory or in the library.
     """
-    if not on_all_workers() or (path is not None and (not _is_path(path) or is_own(path))):
+    if not on_all_workers() or (path is not None and (not _is_path(path) or is_private(path))):
         return ""
     frame, by_library = inspect.currentframe(), False
-    while frame is not None and (owner := _owner(frame.f_code.co_filename)) != "user":
-        if owner == "import":
+    while frame is not None and (kind := _kind_of_code(frame.f_code.co_filename)) != "user":
+        if kind == "import":
             return ""
-        by_library = by_library or owner == "library"
+        by_library = by_library or kind == "library"
         frame = frame.f_back
     if frame is None or (by_library and (path is None or _is_of_library(path))):
         return ""
@@ -141,7 +141,7 @@ def line_of_script(path: Any = None) -> str:
 
 
 def calling_search() -> str:
-    """Returns the library of `_SEARCHES` that has called the code that runs now; ""."""
+    """Returns the library of `_SEARCHES` that has called the current code; "": none has."""
     frame = inspect.currentframe()
     while frame is not None:
         name = frame.f_globals.get("__name__", "").partition(".")[0]
@@ -152,8 +152,8 @@ def calling_search() -> str:
 
 
 @functools.cache
-def _owner(file: str) -> str:
-    """Returns whose code `file` is: "user", "library", "import", or "" of Python and of this directory."""
+def _kind_of_code(file: str) -> str:
+    """Returns whose code `file` is: "user", "library", "import", or "" for Python and this directory."""
     if file.startswith("<frozen importlib"):
         return "import"
     if file.startswith((*_HERE, "<")) or user_code.is_of_python(file):
@@ -171,8 +171,8 @@ def _is_of_library(path: Any) -> bool:
     return any(part.startswith(".") for part in place.split(os.sep)) or not user_code.is_users(place)
 
 
-def is_own(path: Any) -> bool:
-    """Returns whether a path is of this worker alone: `tempfile` has made it, or it discards what is written."""
+def is_private(path: Any) -> bool:
+    """Returns whether a path is private to this worker: in its temporary directory, or the null device."""
     if not _is_path(path):
         return False
     place = os.path.abspath(os.fsdecode(path))
@@ -180,9 +180,9 @@ def is_own(path: Any) -> bool:
 
 
 def barrier(place: str, path: Any = None) -> None:
-    """Waits until all workers are at `place` of the script, while tracing too, or raises RuntimeError. Collective.
+    """Waits until all workers are at `place` of the script, or raises RuntimeError. Collective; also works in a trace.
 
-    `path`: of the file that is written there; another one than the chief's is a warning.
+    `path`: the file that is written there. If it differs from the chief's, this worker prints a warning.
     """
     named = _is_path(path)
     numbers = [zlib.crc32(place.encode()), zlib.crc32(os.fsencode(path)) if named else -1]
@@ -204,16 +204,16 @@ def barrier(place: str, path: Any = None) -> None:
         )
     if named and numbers[1] != found[0, 1]:
         messages.log_once(
-            f"WARNING: worker {_script.cluster.rank} names a file {os.fsdecode(path)} at {place}, and worker 0, which "
-            "writes it, has another name: what each worker reads by itself (the time, uuid, os.urandom, its process) "
-            "is no name for all. Pass the name on the command line.",
+            f"WARNING: worker {_script.cluster.rank} names a file {os.fsdecode(path)} at {place}, but worker 0, which "
+            "writes it, uses another name: a name must not depend on the time, uuid, os.urandom or the process, which "
+            "differ between workers. Pass the name on the command line.",
             key="names of files",
             everywhere=True,
         )
 
 
 def writes_here(path: Any) -> bool:
-    """Returns whether this worker writes `path`: the chief, and on each host the first worker for files of the host."""
+    """Returns whether this worker writes `path`: the chief does, and for files of a host also its first worker."""
     return _script.cluster.is_chief or (_is_of_host(path) and is_first_of_host())
 
 
@@ -229,19 +229,20 @@ def is_first_of_host() -> bool:
     return not hosts or hosts.index(hosts[_script.cluster.rank]) == _script.cluster.rank
 
 
-def on_owner(place: str, function: Callable[[], Any], path: Any = None) -> Any:
+def call_on_owner(place: str, function: Callable[[], Any], path: Any = None) -> Any:
     """Calls `function` on the worker that owns `path`, while the others wait. Collective: all workers call it.
 
     Returns:
-        There, what it returned; on the others what it returned on the chief, or None if JSON cannot hold that.
+        On the worker that calls it, the result of `function`; on the others the chief's, or None if JSON cannot hold
+        it.
 
     Raises:
-        Exception: on every worker, as the chief.
+        Exception: on every worker, if `function` raises on the chief.
     """
     barrier(place, path)
     calls, returned, failed = writes_here(path), None, None
     if calls:
-        with running(), cluster_lib.on_one_worker(f"what {place} writes", "call it outside"):
+        with tfdist_code(), cluster_lib.on_one_worker(f"what {place} writes", "call it outside"):
             try:
                 returned = function()
             except Exception as error:

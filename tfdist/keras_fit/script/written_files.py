@@ -1,13 +1,13 @@
-"""Only the chief prints and writes: the other workers of an unchanged script wait until it has.
+"""Only the chief prints and writes: the other workers of an unchanged script wait until it has done so.
 
-What a line of the script writes, in the main thread, is written once: by the functions of the tables below and by
-`open`, also if a library that the line calls does so, such as NumPy, Pillow or Matplotlib. All workers meet before it
-and after it, or when a file is closed: so the next line finds the file on every worker. If it fails on the chief, it
-fails on all. A file that another worker has open for writing is one that nothing reads. What `tempfile` makes is of
-each worker, in a directory of its own.
+A file that the script writes in its main thread is written once, by the functions in the tables below and by `open`,
+also if a library such as NumPy, Pillow or Matplotlib calls them for the script. All workers wait for each other before
+and after the write, or when the file is closed: so the next line finds the file on every worker. A write that fails on
+the chief fails on all. The other workers open a scratch file instead, which nothing reads. Files of `tempfile` are
+private: each worker has its own directory for them.
 
-Not caught: writes of other threads, of input functions and of child processes, of libraries that write by code that is
-not Python's, standard error, and `os.open`.
+Not covered: writes of other threads, of input functions and of child processes, of libraries that write in compiled
+code, standard error, and `os.open`.
 """
 
 import builtins
@@ -39,7 +39,7 @@ from tfdist.config.patching import patch
 from tfdist.keras_fit import messages
 from tfdist.keras_fit.script import script_state
 
-# Owner, functions, and the name of the parameter that is the path; where it is given, it must be a path, not a file.
+# Owner, functions, and the name of the parameter for the path. Calls that pass an open file instead are not changed.
 _WRITING: tuple[tuple[Any, tuple[str, ...], str], ...] = (
     (os, ("remove", "unlink", "mkdir", "rmdir", "truncate", "chmod", "utime"), "path"),
     (os, ("rename", "replace", "symlink", "link"), "dst"),
@@ -53,8 +53,8 @@ _WRITING: tuple[tuple[Any, tuple[str, ...], str], ...] = (
     (zipfile.ZipFile, ("extractall", "extract"), "path"),
     (tarfile.TarFile, ("extractall", "extract"), "path"),
     (urllib.request, ("urlretrieve",), "filename"),
-    (np, ("save", "savez", "savez_compressed"), "file"),  # Others need not write what may be large.
-    (np, ("savetxt",), "fname"),  # It has taken `io.open` when NumPy was imported.
+    (np, ("save", "savez", "savez_compressed"), "file"),  # Other workers need not write large arrays.
+    (np, ("savetxt",), "fname"),  # Refers to `io.open` since NumPy's import.
     (keras.utils, ("save_img",), "path"),
     (keras.utils, ("plot_model",), "to_file"),
     (tf.io.gfile, ("makedirs", "mkdir", "remove", "rmtree"), "path"),
@@ -69,7 +69,7 @@ _SAVING = (
     (keras.saving, ("save_model",)),
     (keras.models, ("save_model",)),
 )
-# Path of a file that the script has open for writing -> what it got.
+# Path of a file that the script has open for writing -> the file object.
 _written: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
@@ -84,7 +84,7 @@ def write_once(cluster: Cluster) -> Iterator[None]:
         *((owner, names, functools.partial(_once, parameter)) for owner, names, parameter in _WRITING),
         *((owner, names, _save) for owner, names in _SAVING),
         *((owner, ["open"], _open) for owner in (builtins, io)),
-        (tarfile, ["bltn_open"], _open),  # It has taken `open` when it was imported.
+        (tarfile, ["bltn_open"], _open),  # Refers to `open` since its import.
         (bz2, ["_builtin_open"], _open),
         *((kind, ["__init__"], _open_object) for kind in objects),
         *((kind, ["close", "__exit__"], _close_object) for kind in objects),
@@ -92,7 +92,7 @@ def write_once(cluster: Cluster) -> Iterator[None]:
         (tf.train.Checkpoint, ["save", "write"], _save_checkpoint),
         (tf.train.CheckpointManager, ["save"], _save_checkpoint),
         (keras.utils, ["get_file"], _get_file),
-        *((module, ["connect"], _tell_of_database) for module in (sqlite3, sqlite3.dbapi2)),
+        *((module, ["connect"], _warn_of_database) for module in (sqlite3, sqlite3.dbapi2)),
     ]
     if not cluster.is_chief:
         replaced += [
@@ -122,7 +122,7 @@ def _own_temporary_files(is_chief: bool) -> Iterator[None]:
     finally:
         if not is_chief:
             shutil.rmtree(place, ignore_errors=True)
-        with contextlib.suppress(OSError):  # What the script leaves on the chief stays.
+        with contextlib.suppress(OSError):  # Files that the script leaves on the chief stay.
             os.rmdir(place)
         patching.replace_attribute(tempfile, "tempdir", None)
 
@@ -139,29 +139,29 @@ def _once(parameter: str, original: Callable[..., Any], *args: Any, **keywords: 
     place = script_state.line_of_script(path)
     if not place or keywords.get("dir_fd") is not None:
         return original(*args, **keywords)
-    return script_state.on_owner(f"{place} {original.__name__}", lambda: original(*args, **keywords), path)
+    return script_state.call_on_owner(f"{place} {original.__name__}", lambda: original(*args, **keywords), path)
 
 
 def _save(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     path = _path("filepath", original, args, keywords) if script_state.on_all_workers() else os.devnull
-    if script_state.is_own(path):
+    if script_state.is_private(path):
         return original(*args, **keywords)
     place = f"{script_state.line_of_script(path)} {original.__name__}"
-    return script_state.on_owner(place, lambda: original(*args, **keywords), path)
+    return script_state.call_on_owner(place, lambda: original(*args, **keywords), path)
 
 
-def _tell_of_database(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+def _warn_of_database(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     path = args[0] if args else keywords["database"]
     if path != ":memory:" and script_state.line_of_script(path) and script_state.writes_here(path):
         messages.log_once(
             f"the database {os.fsdecode(path)} is open on every worker, and each adds its rows: write a file, or "
-            "a database of each worker."
+            "one database for each worker."
         )
     return original(*args, **keywords)
 
 
 def _open(original: Callable[..., Any], file: Any, mode: str = "r", *args: Any, **keywords: Any) -> Any:
-    """Opens as `open`."""
+    """Replaces `open`."""
     # An `opener` may open another file, as that of `tempfile` does.
     reads = not set("wax+") & set(mode)
     place = "" if keywords.get("opener") is not None or (reads and not _written) else script_state.line_of_script(file)
@@ -172,10 +172,10 @@ def _open(original: Callable[..., Any], file: Any, mode: str = "r", *args: Any, 
         if key in _written and not _written[key].closed:
             script_state.barrier(f"read {place}", file)
         return original(file, mode, *args, **keywords)
-    with _unread(file, mode) as unread:
-        opened = script_state.on_owner(f"{place} open", lambda: original(file, mode, *args, **keywords), file)
-        if unread is not None:
-            keywords["opener"] = lambda path, flags: os.open(unread, flags | os.O_CREAT, 0o600)
+    with _scratch_path(file, mode) as scratch:
+        opened = script_state.call_on_owner(f"{place} open", lambda: original(file, mode, *args, **keywords), file)
+        if scratch is not None:
+            keywords["opener"] = lambda path, flags: os.open(scratch, flags | os.O_CREAT, 0o600)
             opened = original(file, mode, *args, **keywords)
     # The file must not refer to itself: it is closed when its last reference goes, as usual.
     reference, kind = weakref.ref(opened), type(opened)
@@ -192,15 +192,15 @@ def _open(original: Callable[..., Any], file: Any, mode: str = "r", *args: Any, 
 
 
 @contextlib.contextmanager
-def _unread(path: Any, mode: str) -> Iterator[str | None]:
-    """Yields the name of a file that nothing reads, for the block to open; None on the worker that writes `path`.
+def _scratch_path(path: Any, mode: str) -> Iterator[str | None]:
+    """Yields the path of a scratch file for the block to open; None on the worker that writes `path`.
 
-    If `mode` keeps what is there, it is a copy.
+    If `mode` keeps the content of `path`, the scratch file is a copy of it.
     """
     if script_state.writes_here(path):
         yield None
         return
-    with script_state.running():
+    with script_state.tfdist_code():
         copy = tempfile.mktemp()
         if not set("wx") & set(mode):
             with contextlib.suppress(FileNotFoundError):
@@ -208,7 +208,7 @@ def _unread(path: Any, mode: str) -> Iterator[str | None]:
     try:
         yield copy
     finally:
-        with script_state.running(), contextlib.suppress(FileNotFoundError):  # It exists until it is closed.
+        with script_state.tfdist_code(), contextlib.suppress(FileNotFoundError):  # It exists until it is closed.
             os.unlink(copy)
 
 
@@ -218,7 +218,7 @@ def _meet_after_close(path: Any) -> None:
 
 
 def _open_object(original: Callable[..., None], file: Any, *args: Any, **keywords: Any) -> None:
-    """Opens as `h5py.File`, `tf.io.TFRecordWriter` and `tf.io.gfile.GFile`."""
+    """Replaces the constructors of `h5py.File`, `tf.io.TFRecordWriter` and `tf.io.gfile.GFile`."""
     given = inspect.signature(original).bind(file, *args, **keywords)
     given.apply_defaults()
     name = "path" if "path" in given.arguments else "name"
@@ -227,10 +227,10 @@ def _open_object(original: Callable[..., None], file: Any, *args: Any, **keyword
     if not place:
         original(file, *args, **keywords)
         return
-    with _unread(path, mode) as unread:
-        script_state.on_owner(f"{place} open", lambda: original(file, *args, **keywords), path)
-        if unread is not None:
-            given.arguments[name] = unread
+    with _scratch_path(path, mode) as scratch:
+        script_state.call_on_owner(f"{place} open", lambda: original(file, *args, **keywords), path)
+        if scratch is not None:
+            given.arguments[name] = scratch
             original(*given.args, **given.kwargs)
     vars(file)["_path_of_script"] = path
 
@@ -243,30 +243,30 @@ def _close_object(original: Callable[..., None], file: Any, *args: Any) -> None:
 
 
 def _map_file(original: Callable[..., Any], kind: type, filename: Any, *args: Any, **keywords: Any) -> np.memmap:
-    """Maps a file as `numpy.memmap`: its owner makes it, and all workers write the same values into it."""
+    """Replaces `numpy.memmap`: the owner makes the file, and all workers write the same values into it."""
     given = inspect.signature(original).bind(kind, filename, *args, **keywords)
     reads = given.arguments.get("mode", "r+") in ("r", "c", "readonly")
     place = "" if reads else script_state.line_of_script(filename)
     if not place:
         return original(kind, filename, *args, **keywords)
-    made = script_state.on_owner(place, lambda: original(kind, filename, *args, **keywords), filename)
+    made = script_state.call_on_owner(place, lambda: original(kind, filename, *args, **keywords), filename)
     if made is None:
         given.arguments["mode"] = "r+"
-        with script_state.running():
+        with script_state.tfdist_code():
             made = original(*given.args, **given.kwargs)
     return made
 
 
 def _save_checkpoint(original: Callable[..., Any], saved: Any, *args: Any, **keywords: Any) -> Any:
-    """Saves as `tf.train.Checkpoint` or its manager, which then know on all workers what the chief has saved."""
+    """Replaces `save` and `write` of `tf.train.Checkpoint` and its manager, and notes the save on all workers."""
     manages = isinstance(saved, tf.train.CheckpointManager)
     path = saved.directory if manages else _path("file_prefix", original, (saved, *args), keywords)
     place = script_state.line_of_script(path)
     if not place:
         return original(saved, *args, **keywords)
-    written = script_state.on_owner(place, lambda: original(saved, *args, **keywords), path)
+    written = script_state.call_on_owner(place, lambda: original(saved, *args, **keywords), path)
     if written and not script_state.writes_here(path) and original.__name__ == "save":
-        with script_state.running():
+        with script_state.tfdist_code():
             (saved.checkpoint if manages else saved).save_counter.assign_add(1)
             if manages:
                 saved.__init__(saved.checkpoint, saved.directory, None)  # It reads the directory.
@@ -278,23 +278,23 @@ def _get_file(original: Callable[..., str], *args: Any, **keywords: Any) -> str:
     place = script_state.line_of_script()
     if not place:
         return original(*args, **keywords)
-    script_state.on_owner(place, lambda: original(*args, **keywords))
+    script_state.call_on_owner(place, lambda: original(*args, **keywords))
     for turn in (script_state.is_first_of_host(), True):
         if turn:
-            with script_state.running():
+            with script_state.tfdist_code():
                 found = original(*args, **keywords)
         script_state.barrier(f"{place} downloaded")
     return found
 
 
 def _null_writer(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    if script_state.is_running():
+    if script_state.in_tfdist_code():
         return original(*args, **keywords)
     return tf.summary.create_noop_writer()
 
 
 def _own_path(rank: int, parameter: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """Keeps what a pipeline writes in files of this worker: two workers cannot write the same."""
+    """Makes a pipeline write to a path of this worker: two workers cannot write the same file."""
     given = inspect.signature(original).bind(*args, **keywords)
     path = given.arguments.get(parameter)
     if path and isinstance(path, str | os.PathLike):

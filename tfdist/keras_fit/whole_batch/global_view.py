@@ -1,11 +1,13 @@
 """The global view: in a user's step each replica holds whole tensors of the global batch, equal on all replicas.
 
 A call of a layer from the user's code runs on this replica's rows, and its output is gathered: `GlobalView.call`. In
-the backward pass the gather sums the gradients of all replicas and passes the own rows; the cut of an input gathers the
-gradients of all rows and divides them by the number of replicas; a tape's gradient of variables is the mean over the
-replicas. So every number that the user's code computes is that of one device, whatever it computes.
+the backward pass, the gather of an output sums the gradients of all replicas, and passes on this replica's rows of the
+sum. The slice of an input gathers the gradients of all rows, and divides them by the number of replicas. A tape's
+gradient of variables is the mean over the replicas. So every number that the user's code computes is the same as on one
+device.
 
-Only what the user's code reads is gathered: a trace without effect finds it, and fills in the `Plan` of the step.
+Only what the user's code reads is gathered: a trace without effect finds these tensors, and fills in the `Plan` of the
+step.
 """
 
 import contextlib
@@ -34,10 +36,10 @@ Average = Callable[[list[Any], list[Any]], list[Any]]
 
 _VARIABLE = keras.Variable | tf.Variable
 _COMPOSITE = tf.RaggedTensor | tf.SparseTensor
-# From how many bytes on the start says what a step gathers.
-_TOLD_BYTES = 1_000_000
-# The same for the products and elements that each replica computes of the whole batch, if they are a tenth of all.
-_TOLD_WORK = 10_000_000
+# If a step gathers at least this many bytes, a log line says so.
+_MIN_LOGGED_BYTES = 1_000_000
+# The same for multiplications and elements that each replica computes for the whole batch, if at least a tenth of all.
+_MIN_LOGGED_WORK = 10_000_000
 # Operations with graphs of their own: their attributes that name these, and how many inputs come before those of these.
 _WITH_GRAPHS = {
     **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), (("f",), 0)),
@@ -61,7 +63,7 @@ class Call:
     # For each flat argument and output its number of rows for each example; 0: it has none.
     arguments: list[fractions.Fraction | int]
     outputs: list[fractions.Fraction | int] = dataclasses.field(default_factory=list)
-    # The outputs of which the trace does not tell the number of rows; it is taken as one for each example.
+    # Which outputs have an unknown number of rows in the trace; it is taken as one for each example.
     unknown: list[bool] = dataclasses.field(default_factory=list)
 
 
@@ -69,25 +71,25 @@ class Call:
 class Plan:
     """What a user's step does with the tensors of the batch: filled in by a trace without effect."""
 
-    # Examples of the batch with which the step was traced, and of the largest one that it gets.
+    # The number of examples in the batch of the trace, and in the largest batch of a run.
     batch: int
     examples: int
-    # Whether each batch has as many examples.
+    # Whether each batch has the same number of examples.
     is_static: bool = False
-    # The rows of each tensor of the batch for each example: 1, unless it holds batches of several sizes.
+    # The rows per example of each tensor of the batch: 1, unless the tensors have different numbers of rows.
     data: list[fractions.Fraction] = dataclasses.field(default_factory=list)
     calls: list[Call] = dataclasses.field(default_factory=list)
-    # Numbers of the whole tensors that the step reads, in the order in which they are made.
+    # Indices of the whole tensors that the step reads. Whole tensors are counted in the order in which they are made.
     read: set[int] = dataclasses.field(default_factory=set)
-    # Numbers of those that are sources of a gradient: layers take their rows from the whole tensor.
+    # Indices of those that are sources of a gradient: layers slice their rows from the whole tensor.
     sources: set[int] = dataclasses.field(default_factory=set)
     # Layers, by id, that mix the rows of a batch: each replica calls them on whole tensors.
     whole_layers: frozenset[int] = frozenset()
-    # Layers that update metrics, which must be called in the same way.
+    # Layers that update metrics: they must be called on whole tensors, too.
     updating: list[keras.Layer] = dataclasses.field(default_factory=list)
     # Metrics, by id, whose results the step reads, or which it resets.
     read_metrics: set[int] = dataclasses.field(default_factory=set)
-    # The numbers of what metrics get, by the id of the metric.
+    # Id of a metric -> indices of the whole tensors that update it.
     updates: dict[int, set[int]] = dataclasses.field(default_factory=dict)
     # The lines with conditions whose branches update variables.
     updating_branches: set[str] = dataclasses.field(default_factory=set)
@@ -100,8 +102,8 @@ class _Whole:
     tensor: Any
     rows: Any
     number: int
-    # Rows for each example; 0: a number, and `rows` is the part of it that this replica computes.
-    times: fractions.Fraction | int
+    # Rows per example; 0: `tensor` is a scalar, and `rows` is this replica's part of the sum.
+    per_example: fractions.Fraction | int
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -112,7 +114,7 @@ class GlobalView:
     plan: Plan
     # Whether this trace has no effect, and fills in the plan.
     discovers: bool = False
-    # None: as in a loss that contains the gradients.
+    # None: the mean is differentiable, as for a loss that contains the gradients.
     average: Average | None = None
     # The gradient tapes that record now.
     recording: list[Any] = dataclasses.field(default_factory=list)
@@ -123,13 +125,13 @@ class GlobalView:
     in_map: bool = False
     # Set while a loss of the own rows is reduced to this replica's part.
     reduces: bool = False
-    # Set while losses are summed to one: each is the part of this replica.
+    # Set while the losses of a model are summed: each is this replica's part.
     in_parts: bool = False
-    # Whether XLA compiles each call of a layer; set while it does; the losses that the layer adds then.
+    # Whether XLA compiles each call of a layer; whether it does so now; the losses that the layer adds meanwhile.
     xla: bool = False
     compiles: bool = False
     losses: list[Any] = dataclasses.field(default_factory=list)
-    # The bytes of what is gathered, with the lines.
+    # The bytes of each gather, and the line of the user's code.
     gathered: list[tuple[int, str]] = dataclasses.field(default_factory=list)
     # What this replica adds to the variables of metrics.
     added: list[tuple[keras.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
@@ -139,9 +141,9 @@ class GlobalView:
     # The graph of the branch that is traced without effect, and whether it updates variables.
     branch: Any = None
     branch_updates: bool = False
-    # The operations before the last gradient.
+    # The number of operations before the last gradient.
     num_forward: int = 0
-    # The operations of layers that run on the own rows: from one number of operations in the graph to another.
+    # The operations of layers that run on this replica's rows: [first, last) in the order of the graph.
     in_layers: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     # The tensors of the global batch, by id; in the order in which they are made.
     wholes: dict[int, _Whole] = dataclasses.field(default_factory=dict)
@@ -169,8 +171,8 @@ class GlobalView:
     def call(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
         """Calls a layer on this replica's rows of its arguments; returns its outputs for the global batch.
 
-        In a branch, loop, map or function of its own in the graph, and without arguments that have rows, each replica
-        calls it on whole tensors, with the same random numbers on all. A layer that another one calls gets its rows.
+        In a branch, loop, map or inner function, and if no argument has rows, each replica calls the layer on whole
+        tensors, with the same random numbers on all. A layer that another layer calls gets this replica's rows.
         """
         if self.in_layer:
             return original(layer, *args, **keywords)
@@ -198,13 +200,13 @@ class GlobalView:
         if self.discovers:
             decided.unknown = [isinstance(one, tf.Tensor) and one.shape.rank and one.shape[0] is None for one in flat]
             pairs = zip(flat, decided.unknown, strict=True)
-            decided.outputs = [1 if unknown else self.times_of(one) for one, unknown in pairs]
+            decided.outputs = [1 if unknown else self.rows_per_example(one) for one, unknown in pairs]
         flat = [self._checked(*pair, layer) for pair in zip(flat, decided.unknown, strict=True)]
         pairs = zip(flat, decided.outputs, strict=True)
-        return tf.nest.pack_sequence_as(outputs, [self._output(one, times) for one, times in pairs])
+        return tf.nest.pack_sequence_as(outputs, [self._output(one, per_example) for one, per_example in pairs])
 
     def _by_xla(self, call: Callable[..., Any], *given: Any) -> Any:
-        """Calls a layer, compiled by XLA; so are its gradients. Its masks and its added losses come out with it."""
+        """Calls a layer compiled by XLA, with its gradients; masks and added losses are further outputs of it."""
         kept: dict[str, Any] = {}
 
         @tf.function(jit_compile=True, autograph=False)
@@ -232,14 +234,14 @@ class GlobalView:
 
     def rows_of_arguments(self, flat: list[Any], call: Call) -> list[Any]:
         """Returns the flat arguments of a call, with this replica's rows of those that have rows."""
-        return [self.own_rows(one, times) if times else one for one, times in zip(flat, call.arguments, strict=True)]
+        pairs = zip(flat, call.arguments, strict=True)
+        return [self.own_rows(one, per_example) if per_example else one for one, per_example in pairs]
 
     def next_call(self, owner: Any, flat: list[Any], by_rows: bool = True) -> Call:
         """Returns what is decided on the next call of a layer, loss or metric, with these flat arguments.
 
         Args:
-            by_rows: whether each replica can compute it from its own rows; when the step is traced again, this is as
-                it was.
+            by_rows: whether each replica can compute it from its own rows; not used when the step is traced again.
 
         Raises:
             ValueError: the step called another one when it was traced before.
@@ -247,10 +249,10 @@ class GlobalView:
         number, name = self.num_calls, f"{type(owner).__name__} {owner.name!r}"
         self.num_calls += 1
         if self.discovers:
-            # A tensor that the step made, such as by tf.boolean_mask, has any number of rows: it is taken whole.
+            # A tensor that the step made, such as by tf.boolean_mask, may have any number of rows: it is used whole.
             unknown = [isinstance(one, tf.Tensor) and one.shape.rank and one.shape[0] is None for one in flat]
             by_rows &= not any(a and id(b) not in self.wholes for a, b in zip(unknown, flat, strict=True))
-            self.plan.calls.append(Call(name, by_rows, [self.times_of(one) for one in flat]))
+            self.plan.calls.append(Call(name, by_rows, [self.rows_per_example(one) for one in flat]))
             return self.plan.calls[-1]
         call = self.plan.calls[number] if number < len(self.plan.calls) else Call("none", False, [])
         if (call.owner, len(call.arguments)) != (name, len(flat)):
@@ -264,51 +266,51 @@ class GlobalView:
     def has_rows(self, value: Any) -> bool:
         """Returns whether this replica has its rows of a tensor without cutting them out of it."""
         known = self.wholes.get(id(value))
-        return known is not None and known.times > 0 and known.number not in self.plan.sources
+        return known is not None and known.per_example > 0 and known.number not in self.plan.sources
 
     def is_sum(self, value: Any) -> bool:
         """Returns whether a number is a sum of parts of the replicas."""
-        return id(value) in self.wholes and not self.wholes[id(value)].times
+        return id(value) in self.wholes and not self.wholes[id(value)].per_example
 
     def part_of(self, value: Any) -> Any:
-        """Returns this replica's part of a number: that of a sum of parts; of others, which are equal, an N-th."""
+        """Returns this replica's part of a number: its part of a sum, or 1/N of a number that is equal on all."""
         if self.is_sum(value):
             return self.wholes[id(value)].rows
         if self.discovers or not (isinstance(value, tf.Tensor) and value.dtype.is_floating):
             return value
         return value / tf.cast(self.rows.replicas, value.dtype)
 
-    def numbers_of(self, values: list[Any]) -> list[int]:
-        """Returns the numbers of those of `values` that are tensors of the global batch."""
+    def indices_of(self, values: list[Any]) -> list[int]:
+        """Returns the indices of those of `values` that are tensors of the global batch."""
         return [self.wholes[id(one)].number for one in values if id(one) in self.wholes]
 
-    def times_of(self, value: Any) -> fractions.Fraction | int:
-        """Returns the rows of a tensor for each example of the batch; 0: it has not the rows of the batch."""
+    def rows_per_example(self, value: Any) -> fractions.Fraction | int:
+        """Returns the rows of a tensor for each example of the batch; 0: its rows are not those of the batch."""
         if id(value) in self.wholes:
-            return self.wholes[id(value)].times
+            return self.wholes[id(value)].per_example
         if not _is_tensor(value) or not value.shape.rank:
             return 0
         examples = self.plan.batch
-        if value.shape[0] is None and isinstance(value, _COMPOSITE):  # As a layer for texts returns.
+        if value.shape[0] is None and isinstance(value, _COMPOSITE):  # Such as the output of a layer for texts.
             return 1
         size = value.shape[0] or 0
         if examples == 1:
             return int(size == 1)
-        # As many rows as there are pairs of examples have not the same number for each example of a smaller batch.
+        # One row for each pair of examples: in a smaller batch, the number of rows per example would be another one.
         if not self.plan.is_static and size % examples**2 == 0:
             return 0
         divides = any(size % int(part * examples) == 0 for part in (*self.plan.data, 1) if part)
         return fractions.Fraction(size, examples) if size and divides else 0
 
-    def _output(self, value: Any, times: fractions.Fraction | int) -> Any:
-        if times:
-            whole = self.whole_of(value, times)
+    def _output(self, value: Any, per_example: fractions.Fraction | int) -> Any:
+        if per_example:
+            whole = self.whole_of(value, per_example)
             mask = None if isinstance(value, _COMPOSITE) else rows_lib.mask_of(value)
-            return whole if mask is None else rows_lib.with_mask(whole, self.whole_of(mask, times))
+            return whole if mask is None else rows_lib.with_mask(whole, self.whole_of(mask, per_example))
         if not isinstance(value, tf.Tensor) or value.shape.rank != 0 or tf.get_static_value(value) is not None:
             return value
-        # A number that a layer computes from its rows, such as a loss, is taken as a mean over them; a whole one, as a
-        # count; and a truth as that of the first replica.
+        # A number that a layer computes from its rows, such as a loss, is taken as a mean over them; an integer as a
+        # count; a boolean from the first replica.
         if value.dtype.is_floating:
             return self.whole_mean(value)
         counts = tf.equal(self.rows.low, 0) if value.dtype.is_bool else self.rows.count > 0
@@ -320,7 +322,7 @@ class GlobalView:
             return value
         words = (
             f"The layer {layer.name} returns a number of rows that depends on the values of the batch, which replicas "
-            "cannot gather: return one for each example, and choose rows outside of layers. Rows, and examples:"
+            "cannot gather: return one row for each example, and select rows outside of layers. Rows, and examples:"
         )
         sizes = tf.stack([tf.shape(value, tf.int64)[0], tf.maximum(self.rows.count, 1)])
         mask = rows_lib.mask_of(value)
@@ -350,10 +352,10 @@ class GlobalView:
 
     def parts_of_losses(self) -> list[tf.Tensor]:
         """Returns this replica's parts of the numbers that are sums of parts, such as losses."""
-        return [] if self.discovers else [one.rows for one in self.wholes.values() if not one.times]
+        return [] if self.discovers else [one.rows for one in self.wholes.values() if not one.per_example]
 
     def add_loss(self, original: Callable[..., None], layer: keras.Layer, loss: Any) -> None:
-        """Adds a loss of the global batch, as a layer does that runs on the own rows."""
+        """Replaces `add_loss` of a layer: what it adds on this replica's rows becomes a loss of the global batch."""
         if self.compiles:
             before = len(shard_layers.added_losses(layer)[:])
             original(layer, loss)
@@ -365,11 +367,11 @@ class GlobalView:
             original(layer, loss)
 
     def _whole_loss(self, loss: Any) -> tf.Tensor:
-        """Returns the mean of a number over the examples of all replicas, or the sum of one value for each."""
+        """Returns the mean of a scalar over the examples of all replicas, or the sum of one value per example."""
         loss = tf.convert_to_tensor(loss)
         return self.whole_sum(tf.reduce_sum(loss[: self.rows.count])) if loss.shape.rank else self.whole_mean(loss)
 
-    def own_rows(self, whole: Any, times: fractions.Fraction | int) -> Any:
+    def own_rows(self, whole: Any, per_example: fractions.Fraction | int) -> Any:
         """Returns this replica's rows of a tensor of the global batch."""
         known = self.wholes.get(id(whole))
         if known is not None and known.number not in self.plan.sources:
@@ -379,7 +381,7 @@ class GlobalView:
         if isinstance(whole, _COMPOSITE):
             raise ValueError(_NO_COMPOSITE.format(kind=type(whole).__name__, line=user_code.current_line()))
 
-        rows = self.rows.scaled(times)
+        rows = self.rows.scaled(per_example)
 
         def backward(upstream: tf.Tensor) -> tf.Tensor:
             return rows.gather(upstream) / tf.cast(rows.replicas, upstream.dtype)
@@ -389,30 +391,30 @@ class GlobalView:
             return rows.take(value), backward
 
         own, mask = cut(whole) if whole.dtype.is_floating else rows.take(whole), rows_lib.mask_of(whole)
-        return own if mask is None else rows_lib.with_mask(own, self.own_rows(mask, times))
+        return own if mask is None else rows_lib.with_mask(own, self.own_rows(mask, per_example))
 
-    def whole_of(self, own: Any, times: fractions.Fraction | int = 1) -> Any:
+    def whole_of(self, own: Any, per_example: fractions.Fraction | int = 1) -> Any:
         """Returns the tensor of the global batch for this replica's rows `own`: gathered only if the step reads it.
 
         Args:
-            times: rows for each example.
+            per_example: rows for each example.
         """
         number = len(self.wholes)
         if self.discovers:
             whole = tf.identity(own)
         elif number not in self.plan.read:
-            whole = self._unread(own, times)
+            whole = self._placeholder(own, per_example)
         elif isinstance(own, _COMPOSITE):
             raise ValueError(_NO_COMPOSITE.format(kind=type(own).__name__, line=user_code.current_line()))
         else:
-            whole = self._gather(own, times)
+            whole = self._gather(own, per_example)
         if self.plan.is_static and isinstance(whole, tf.Tensor):
-            whole.set_shape([int(times * self.plan.batch), *whole.shape[1:]])
-        self.wholes[id(whole)] = _Whole(whole, own, number, times)
+            whole.set_shape([int(per_example * self.plan.batch), *whole.shape[1:]])
+        self.wholes[id(whole)] = _Whole(whole, own, number, per_example)
         return whole
 
-    def _gather(self, own: tf.Tensor, times: fractions.Fraction | int) -> tf.Tensor:
-        rows = self.rows.scaled(times)
+    def _gather(self, own: tf.Tensor, per_example: fractions.Fraction | int) -> tf.Tensor:
+        rows = self.rows.scaled(per_example)
         if not own.dtype.is_floating:
             return rows.gather(own)
 
@@ -433,9 +435,9 @@ class GlobalView:
         # A replica without examples has a blank row.
         return gather(own[: rows.count])
 
-    def _unread(self, own: Any, times: fractions.Fraction | int) -> Any:
+    def _placeholder(self, own: Any, per_example: fractions.Fraction | int) -> Any:
         """Returns a tensor of the shape of the global batch, whose values nobody reads."""
-        total = self.rows.scaled(times).total
+        total = self.rows.scaled(per_example).total
         if isinstance(own, tf.SparseTensor):
             shape = tf.concat([total[None], own.dense_shape[1:]], 0)
             return tf.SparseTensor(*tf.identity_n([own.indices, own.values]), shape)
@@ -449,10 +451,10 @@ class GlobalView:
 
     def whole_batch(self, data: Any) -> Any:
         """Returns the nested tensors of the global batch for this replica's rows `data`."""
-        times = iter(self.plan.data)
+        per_example = iter(self.plan.data)
 
         def whole(own: Any) -> Any:
-            part = None if own is None else next(times, fractions.Fraction(1))
+            part = None if own is None else next(per_example, fractions.Fraction(1))
             return self.whole_of(own, part) if part else own
 
         return tf.nest.map_structure(whole, data)
@@ -467,7 +469,7 @@ class GlobalView:
                     self.plan.sources.add(number)
 
     def finish(self) -> None:
-        """Called at the end of a trace: notes what the step has read, or checks that it has read nothing else."""
+        """Called at the end of a trace: notes what the step has read, or checks it against the plan."""
         read = {one.number for one in self.wholes.values() if _is_read(one.tensor)}
         if self.discovers:
             self.plan.read |= read.union(*(self.plan.updates.get(one, ()) for one in self.plan.read_metrics))
@@ -477,7 +479,7 @@ class GlobalView:
                 "The step reads other tensors when it is traced again. Its Python code must do the same each time: "
                 "choose by tf.where, or by an argument of the constructor."
             )
-        elif (size := sum(one for one, _ in self.gathered)) >= _TOLD_BYTES and replicas_lib.is_first():
+        elif (size := sum(one for one, _ in self.gathered)) >= _MIN_LOGGED_BYTES and replicas_lib.is_first():
             lines = list(
                 dict.fromkeys(line for one, line in sorted(self.gathered, reverse=True) if line != "a library")
             )
@@ -487,12 +489,12 @@ class GlobalView:
         return len(self.graph.get_operations())
 
     def _measure(self) -> None:
-        """Says which part of the step's work is done whole on each replica."""
-        times = self.plan.batch // self.plan.examples
-        work = [_work(one, times) for one in self.graph.get_operations()]
+        """Logs which part of the step's work each replica does for the whole batch."""
+        factor = self.plan.batch // self.plan.examples
+        work = [_work(one, factor) for one in self.graph.get_operations()]
         in_layers = sum(sum(work[first:last]) for first, last in self.in_layers)
         whole = sum(work) - in_layers
-        if self.rows.replicas > 1 and whole >= _TOLD_WORK and whole >= 0.1 * sum(work):
+        if self.rows.replicas > 1 and whole >= _MIN_LOGGED_WORK and whole >= 0.1 * sum(work):
             messages.log_once(
                 f"{100 * whole / sum(work):.0f} % of the step's forward pass is computed for the whole batch on each "
                 f"of the {self.rows.replicas} replicas, because it is outside of layers: put it into the `call` of a "
@@ -502,7 +504,8 @@ class GlobalView:
     def complete_gradients(self, gradients: Any, sources: Any) -> Any:
         """Returns what `tape.gradient` returned for the nested `sources`, with the mean over replicas for variables.
 
-        In a branch or function, where replicas cannot communicate, each replica has computed the whole.
+        In a branch or function, where replicas cannot communicate, each replica has computed the whole gradient
+        already.
         """
         flat, given = tf.nest.flatten(gradients), tf.nest.flatten(sources)
         places = [place for place, one in enumerate(given) if isinstance(one, _VARIABLE) and flat[place] is not None]
@@ -510,7 +513,7 @@ class GlobalView:
             return gradients
         found = [flat[place] for place in places]
         if self.average is None or self.recording:
-            # They may be part of a loss: differentiable.
+            # They may be part of a loss, so the sum must be differentiable.
             dense = [tf.convert_to_tensor(one) for one in found]
             found = [trainer.sum_differentiable(one / tf.cast(self.rows.replicas, one.dtype)) for one in dense]
         else:
@@ -519,20 +522,21 @@ class GlobalView:
             flat[place] = gradient
         return tf.nest.pack_sequence_as(gradients, flat)
 
-    def once(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[tf.Tensor]]:
-        """Makes the lookups in a table of which each replica has all count once, as on one device.
+    def count_lookups_once(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[tf.Tensor]]:
+        """Makes lookups in a table that every replica does for the whole batch count once, as on one device.
 
-        Those are lookups outside of layers, such as tf.gather in the step, and in layers that are called whole. Only
-        the first replica's count. What is looked up in both ways is summed to a table.
+        These are lookups outside of layers, such as tf.gather in the step, and in layers that are called on whole
+        tensors. Only those of the first replica count. If a table is looked up in both ways, its gradient becomes
+        dense.
 
         Returns:
-            The gradients, and the rows that are looked up whole.
+            The gradients, and the indices of the rows that every replica looks up.
         """
         pairs = zip(gradients, variables, strict=True)
-        lists = [self._once(*one) if isinstance(one[0], tf.IndexedSlices) else (one[0], []) for one in pairs]
+        lists = [self._count_once(*one) if isinstance(one[0], tf.IndexedSlices) else (one[0], []) for one in pairs]
         return [gradient for gradient, _ in lists], [one for _, rows in lists for one in rows]
 
-    def _once(self, gradient: tf.IndexedSlices, variable: Any) -> tuple[Any, list[tf.Tensor]]:
+    def _count_once(self, gradient: tf.IndexedSlices, variable: Any) -> tuple[Any, list[tf.Tensor]]:
         numbers = {op.name: number for number, op in enumerate(self.graph.get_operations()[: self.num_forward])}
         lookups = [numbers[op.name] for op in _uses(variable) if op.type in _LOOKUPS and op.name in numbers]
         of_rows = [any(first <= number < last for first, last in self.in_layers) for number in lookups]
@@ -545,7 +549,7 @@ class GlobalView:
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape), [gradient.indices]
 
     def cond(self, original: Callable[..., Any], pred: Any, *branches: Callable, **options: Any) -> Any:
-        """Takes a condition of the step: as it is, or, if a branch updates variables, once for all replicas.
+        """Runs a condition of the step; if a branch updates variables, once for all replicas.
 
         Raises:
             ValueError: a branch updates variables while a tape records, which would miss what it computes.
@@ -578,7 +582,7 @@ class GlobalView:
         self.branch_updates |= any("AssignVariable" in op.type for op in graph.get_operations())
         return result
 
-    def updates_in_layer(self, metric: keras.Metric) -> None:
+    def note_update_in_layer(self, metric: keras.Metric) -> None:
         """Notes that the layer that runs on the own rows updates a metric: it is then called on whole tensors."""
         if not self.discovers or self.rows.replicas == 1:
             return
@@ -596,16 +600,16 @@ _NO_COMPOSITE = (
 )
 
 
-def _work(operation: tf.Operation, times: int) -> int:
-    """Returns the products of an operation, or else the elements of its outputs.
+def _work(operation: tf.Operation, factor: int) -> int:
+    """Returns the number of multiplications of an operation, or else of the elements of its outputs.
 
     Args:
-        times: how many times as many rows as a batch has the trace has: not counted, however often they are a factor.
+        factor: rows of the trace / rows of a batch; this factor is removed from each dimension that it divides.
     """
 
     def elements(tensor: tf.Tensor) -> int:
         sizes = tensor.shape.as_list() if tensor.shape.is_fully_defined() else [0]
-        return math.prod(size // times if size % times == 0 else size for size in sizes)
+        return math.prod(size // factor if size % factor == 0 else size for size in sizes)
 
     size = sum(map(elements, operation.outputs))
     if operation.type in ("MatMul", "BatchMatMulV2", "Conv2D", "DepthwiseConv2dNative", "Conv3D"):
@@ -618,7 +622,7 @@ def _is_read(whole: Any) -> bool:
     parts, shapes = _parts(whole), []
     if isinstance(whole, tf.SparseTensor):
         parts.pop()  # Its shape.
-    elif isinstance(whole, tf.RaggedTensor):  # tf.shape counts its splits, of another type.
+    elif isinstance(whole, tf.RaggedTensor):  # tf.shape casts the row splits, which reads no values.
         shapes = [op for op in whole.row_splits.consumers() if op.type == "Cast" and not _is_read(op.outputs[0])]
     uses = [
         (op, place) for part in parts for op in part.consumers() for place, one in enumerate(op.inputs) if one is part
@@ -663,7 +667,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def zeros(source: Any) -> tf.Tensor | tf.IndexedSlices:
-    """Returns zeros in place of a derivative, while a step is traced without effect; of a table, a row."""
+    """Returns zeros in place of a derivative, in a trace without effect; one row if a table is only looked up."""
     if isinstance(source, tf.Tensor):
         return tf.zeros_like(source)
     if {op.type for op in _uses(source)} in ({"GatherV2"}, {"ResourceGather"}):
@@ -673,7 +677,7 @@ def zeros(source: Any) -> tf.Tensor | tf.IndexedSlices:
 
 
 def _uses(variable: Any) -> list[tf.Operation]:
-    """Returns the operations of the graph that use the value of a variable, which was made before it."""
+    """Returns the operations of the graph that use the value of a variable, which was made outside of the graph."""
     value = checkpoint_format.tf_variable(variable)
     if not isinstance(value, tf.Variable):
         return []
@@ -694,7 +698,7 @@ def replica_of_draws() -> tf.Tensor:
     return tf.constant(0) if current() is not None else replicas_lib.replica_id()
 
 
-# Whether each replica calls layers that mix the rows of a batch with the whole batch: --whole_calls of tfdist.run.
+# Whether layers that mix the rows of a batch are called on whole tensors: --whole_calls of tfdist.run.
 whole_calls = False
 
 
@@ -720,8 +724,8 @@ def of_step() -> GlobalView | None:
 
 
 @contextlib.contextmanager
-def tracing_if(viewed: bool, view: GlobalView) -> Iterator[None]:
-    """Traces a step in this thread, under the view if `viewed`."""
+def tracing_step(viewed: bool, view: GlobalView) -> Iterator[None]:
+    """Marks the block that traces a step in this thread; `viewed`: the step sees the global batch."""
     with patching.set_in_block(_tracing, view=view if viewed else None, step=view, graph=view.graph):
         yield
 
@@ -741,9 +745,9 @@ def apply(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, *
 
 
 def cond(original: Callable[..., Any], pred: Any, true_fn: Any = None, false_fn: Any = None, **options: Any) -> Any:
-    """Takes branches that update variables once for all replicas: on a replica, TensorFlow cannot update in them.
+    """Replaces TensorFlow's `cond`: branches that update variables run once for all replicas, as TensorFlow requires.
 
-    Those are branches of Keras' optimizers, whose formulas, slots and count of steps stay Keras', and of a step.
+    These are branches of Keras' optimizers, whose formulas, slots and step counts stay the same, and of a user's step.
     """
     names = ("gradient_accumulation_steps", "ema_overwrite_frequency")
     if any(getattr(getattr(_tracing, "applied", None), each, None) for each in names):
@@ -785,6 +789,6 @@ def refuse_apply(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def call_in_step(method: Callable[..., Any], original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """Returns `method(view, original, *args)` while the code of a step is traced, and else `original(*args)`."""
+    """Returns `method(view, original, *args)` while the code of a step is traced, otherwise `original(*args)`."""
     view = current()
     return original(*args, **keywords) if view is None else method(view, original, *args, **keywords)

@@ -11,7 +11,7 @@ from tfdist.keras_fit.whole_batch import global_view
 
 
 class OneReplica:
-    """The part of `tf.distribute.ReplicaContext` that a step uses: what is summed or gathered is whole already."""
+    """The part of `tf.distribute.ReplicaContext` that a step uses: values to sum or gather are complete."""
 
     num_replicas_in_sync = 1
     replica_id_in_sync_group = 0

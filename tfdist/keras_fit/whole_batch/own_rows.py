@@ -1,7 +1,8 @@
 """Losses and metrics of Keras that are sums over the rows of a batch: in a step each replica computes its own part.
 
-So a compiled model with Keras' losses and metrics gathers nothing. A loss is whole where the step reads it. What
-metrics add to their variables waits on each replica until the values are asked for: then all replicas add the sum.
+So a compiled model with Keras' losses and metrics gathers nothing. The parts of a loss are summed if the step reads it.
+Updates of metrics are kept on each replica until the values of the metrics are read: then the sum over the replicas is
+added to the variables.
 """
 
 import contextlib
@@ -37,13 +38,13 @@ def call_loss(view: GlobalView, original: Callable[..., Any], loss: keras.Loss, 
     with patching.set_in_block(view, in_layer=True, reduces=not of_rows):
         value = original(loss, *own)
     if of_rows:
-        return view.whole_of(value, view.times_of(given[1]))
+        return view.whole_of(value, view.rows_per_example(given[1]))
     return value if view.in_parts else view.whole_sum(value)
 
 
 @contextlib.contextmanager
 def patch_losses() -> Iterator[None]:
-    """Makes Keras' losses in a step those of the global batch, which Keras divides by the number of replicas."""
+    """Makes Keras' losses in a step those of the global batch: Keras would divide them by the number of replicas."""
     with (
         patching.patch(keras_loss, "reduce_weighted_values", _reduce_loss),
         patching.patch(keras_loss, "scale_loss_for_distribution", _as_given),
@@ -115,22 +116,22 @@ def compute_loss(
 
 
 def update_metric(metric: keras.Metric, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """Updates a metric by the values of the global batch."""
+    """Updates a metric with the values of the global batch."""
     view = global_view.of_step()
     if view is None:
         return original(*args, **keywords)
     if view.on_rows is not None:
-        view.updates_in_layer(metric)
+        view.note_update_in_layer(metric)
     if view.in_layer or view.in_inner_graph:
         return original(*args, **keywords)
-    if view.in_parts:  # The mean of the losses of an output: its value is a part.
+    if view.in_parts:  # Keras' metric of the mean loss of an output gets this replica's part of the loss.
         args = (view.whole_sum(args[0]), *args[1:])
     flat = tf.nest.flatten((args, keywords))
     decided = view.next_call(metric, flat, _is_sum_of_rows(view, metric, flat))
     if not decided.by_rows:
         return original(*args, **keywords)
     if view.discovers:
-        view.plan.updates.setdefault(id(metric), set()).update(view.numbers_of(flat))
+        view.plan.updates.setdefault(id(metric), set()).update(view.indices_of(flat))
     elif id(metric) in view.plan.read_metrics:
         return original(*args, **keywords)
     is_number = not any(decided.arguments)
@@ -145,7 +146,7 @@ def update_metric(metric: keras.Metric, original: Callable[..., Any], *args: Any
     for variable, _ in zeros:
         added = tf.convert_to_tensor(scope.get_current_value(variable))
         counts = view.rows.count > 0
-        if is_number:  # The sum of all parts, also of a replica without rows; the weight is the same on all replicas.
+        if is_number:  # All replicas add their parts, even without rows; the weight is added once.
             counts = tf.constant(True) if variable is metric.total else replicas_lib.replica_id() == 0
         view.added.append((variable, tf.where(counts, added, tf.zeros_like(added))))
     return None
@@ -156,13 +157,13 @@ def _is_sum_of_rows(view: GlobalView, metric: keras.Metric, flat: Sequence[Any])
     if not is_per_example(metric) or not flat:
         return False
     if type(metric) is keras.metrics.Mean and view.is_sum(flat[0]):
-        return not any(view.is_sum(one) or view.times_of(one) for one in flat[1:])
+        return not any(view.is_sum(one) or view.rows_per_example(one) for one in flat[1:])
     rows = [one for one in flat if isinstance(one, tf.Tensor) and one.shape.rank]
     return any(view.has_rows(one) for one in rows) and not any(view.is_sum(one) for one in flat)
 
 
 class Pending:
-    """What each replica has added to the variables of metrics since their values were last asked for."""
+    """Updates of metrics on each replica that are not yet added to the variables."""
 
     def __init__(self, cluster: Cluster, variables: Sequence[keras.Variable]):
         self.variables = list(variables)

@@ -1,4 +1,4 @@
-"""Finds layers that mix the rows of a batch in their call, which the global view cannot see: it divides the rows.
+"""Finds layers whose call mixes the rows of a batch: the global view would give them only a replica's rows.
 
 Each call of a layer that a step makes is computed as a whole and in two parts, on random rows, with nothing written and
 without training: dropout is off, and batch normalisation uses its moving statistics. A layer mixes rows if the parts
@@ -22,7 +22,7 @@ from tfdist.keras_fit.whole_batch import rows
 from tfdist.keras_fit.whole_batch.global_view import GlobalView
 from tfdist.training import api as trainer
 
-# Of the largest value of an output, by the bytes of a number.
+# Bytes of a number -> rounding, as a fraction of the largest value of an output.
 _ROUNDING = {2: 2e-2, 4: 5e-5, 8: 5e-5}
 # Rows that a batch of unknown size gets: few other tensors have as many.
 _ROWS = 26
@@ -37,16 +37,16 @@ _DRAWS = [
 
 @dataclasses.dataclass(kw_only=True)
 class Probe(GlobalView):
-    """The view of a step that compares each call of a layer, also inside of others, with that on parts."""
+    """The view of a step that compares each call of a layer, also inside others, with calls on parts of its rows."""
 
     # A layer, what of it was compared, in words, and the difference in units of rounding: float32 [].
     found: list[tuple[keras.Layer, str, tf.Tensor]] = dataclasses.field(default_factory=list)
     compares: bool = True
     # Layers of the user's that draw random numbers, so that calls cannot be compared.
     untried: list[str] = dataclasses.field(default_factory=list)
-    # The operations of draws that are made constant: from one number of operations in the graph to another.
+    # The operations of draws that are replaced by constants: [first, last) in the order of the graph.
     constants: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    # The numbers that the call of a layer adds to losses, in words; None outside of a call from the step.
+    # Losses that the call of a layer adds, each with words for a message; None outside of a call from the step.
     numbers: list[tuple[str, tf.Tensor]] | None = None
 
     def call(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
@@ -61,14 +61,14 @@ class Probe(GlobalView):
             self.numbers += [(words, one) for one in floating if one.shape.rank == 0]
         super().add_loss(original, layer, loss)
 
-    def updates_in_layer(self, metric: keras.Metric) -> None:
-        """Says nothing: the step itself says it."""
+    def note_update_in_layer(self, metric: keras.Metric) -> None:
+        """Logs nothing: the trace of the step itself logs it."""
 
     def _measure(self) -> None:
-        """Says nothing: calls of layers are compared with others that the step does not make."""
+        """Logs nothing: this graph also has calls of layers that the step does not make."""
 
-    def constant(self, original: Callable[..., tf.Tensor], *args: Any, **options: Any) -> tf.Tensor:
-        """Returns one value in the shape and type of what a function draws."""
+    def draw_constant(self, original: Callable[..., tf.Tensor], *args: Any, **options: Any) -> tf.Tensor:
+        """Replaces a function that draws: returns one constant in the shape and dtype of the draw."""
         before = len(self.graph.get_operations())
         drawn = original(*args, **options)
         self.constants.append((before, len(self.graph.get_operations())))
@@ -82,15 +82,15 @@ class Probe(GlobalView):
         return any(not any(number in one for one in kept) for number in drawn)
 
     def compare(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
-        """Calls a layer inside of another one, or of the step, and on parts of its rows.
+        """Calls a layer, in another layer or in the step, on all of its rows and on two parts of them.
 
-        Keras' own layers do not train: dropout draws, and plain batch normalisation has a line of its own.
+        Keras' own layers get training=False: dropout would draw, and batch normalisation is reported elsewhere.
         """
         is_leaf = _is_of_keras(layer) and len(_parts(layer)) == 1
         if is_leaf and "training" in inspect.signature(layer.call).parameters:
             keywords["training"] = False
         flat = tf.nest.flatten((args, keywords))
-        times = [self.times_of(one) if isinstance(one, tf.Tensor) else 0 for one in flat]
+        times = [self.rows_per_example(one) if isinstance(one, tf.Tensor) else 0 for one in flat]
         if not (self.compares and self.in_layer and any(times)):
             return original(layer, *args, **keywords)
         # Before the call, which may take masks off its inputs.
@@ -138,7 +138,7 @@ def _name(layer: keras.Layer) -> str:
 
 
 def layers_known_to_mix(model: keras.Model) -> tuple[list[keras.layers.Layer], list[str]]:
-    """Returns Keras' layers in a model that combine examples, with those around them, and the names of the former."""
+    """Returns the layers that are or contain layers of Keras that combine examples, and the names of these."""
     layers = [(one, [part.name for part in _parts(one) if isinstance(part, _MIXING)]) for one in _parts(model)]
     return [one for one, names in layers if names], layers[0][1]
 
@@ -148,7 +148,7 @@ def _parts(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
 
 
 def may_mix(model: keras.Model) -> bool:
-    """Returns whether a model has layers of the user's, functions as layers, or layers of Keras with the axis 0."""
+    """Returns whether a model has layers of the user's, functions as layers, or layers of Keras that may mix rows."""
     for layer in _parts(model):
         if isinstance(layer, keras.layers.Lambda) or not _is_of_keras(layer):
             return True
@@ -184,7 +184,7 @@ def random_rows(element_spec: Any, size: int) -> Any:
         if spec.dtype == tf.string:
             return tf.constant(np.array(["one", "two three"])[random.integers(0, 2, shape)])
         if spec.dtype.is_floating:
-            # Rows of many directions, and of other sizes in the second half.
+            # Rows of many directions, with larger values in the second half.
             sizes = np.reshape(np.geomspace(0.03, 3.0, shape[0]), [-1] + [1] * (len(shape) - 1)) if shape else 1.0
             return tf.cast(sizes * random.uniform(0.0, 1.0, shape) ** 4 + 0.01, spec.dtype)
         return tf.cast(random.integers(0, 2, shape), spec.dtype)
@@ -226,9 +226,9 @@ def mixing_layers(
         probe = Probe.of_batch(size, 2, base.numbers_of_rows(batch, divided))
         with contextlib.ExitStack() as stack:
             stack.enter_context(keras.StatelessScope(collect_losses=True))
-            stack.enter_context(keras.SymbolicScope())  # Else penalties on weights get None for a weight.
+            stack.enter_context(keras.SymbolicScope())  # Otherwise penalties on weights get None for a weight.
             for owner, name in _DRAWS:
-                stack.enter_context(patching.patch(owner, name, probe.constant))
+                stack.enter_context(patching.patch(owner, name, probe.draw_constant))
             trace(probe, batch)
         compared[:] = [(layer, words) for layer, words, _ in probe.found]
         untried[:] = dict.fromkeys(f"{name} (it draws random numbers)" for name in probe.untried)
@@ -237,7 +237,7 @@ def mixing_layers(
     try:
         values = _values(differences, flat)
     except Exception as error:  # A step that needs other values or another size.
-        return [], [], [f"a layer (random values end with {type(error).__name__})"]
+        return [], [], [f"a layer (a call with random values raised {type(error).__name__})"]
     mixing = [one for one, value in zip(compared, values, strict=True) if value > 1.0]
     ids = {id(layer) for layer, words in mixing if words == _name(layer)}
     inner = [
@@ -247,7 +247,7 @@ def mixing_layers(
 
 
 def _values(differences: Callable[..., list[tf.Tensor]], given: Sequence[tf.Tensor]) -> list[float]:
-    """Returns what a function computes, without what it writes or prints, and without metrics."""
+    """Returns the values that a function computes; runs nothing that it writes or prints, and no metrics."""
     with tf.device("CPU:0"):  # GPUs may round products to few digits.
         function = tf.compat.v1.wrap_function(differences, [tf.TensorSpec.from_tensor(one) for one in given])
     return [float(one) for one in function.prune(function.inputs[: len(given)], function.outputs)(*given)]

@@ -23,11 +23,11 @@ _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 class Rows:
     """The rows of one replica in a global batch."""
 
-    # low, low + 1, ..., of `total`; int64 []. An empty shard has one blank row, which does not count.
+    # The rows low, low + 1, ..., `count` of the `total` rows; int64 []. An empty shard has one blank row, not counted.
     low: tf.Tensor
     count: tf.Tensor
     total: tf.Tensor
-    # The largest `total`: a collective in the steps of one execution has one shape.
+    # The largest `total`: a collective must have one shape in all steps of an execution.
     most: int
     replicas: int
     # The examples of each shard if they are known when the step is traced: all shards are then equal.
@@ -43,11 +43,11 @@ class Rows:
         """0.0 if the shard is empty, else 1.0: float32 []."""
         return tf.cast(self.count > 0, tf.float32)
 
-    def scaled(self, times: fractions.Fraction | int) -> "Rows":
-        """Returns the rows of a tensor that has `times` rows for each example."""
-        if times == 1:
+    def scaled(self, per_example: fractions.Fraction | int) -> "Rows":
+        """Returns the rows of a tensor that has `per_example` rows for each example."""
+        if per_example == 1:
             return self
-        up, down = times.as_integer_ratio()
+        up, down = per_example.as_integer_ratio()
         low, count, total = (one * up // down for one in (self.low, self.count, self.total))
         static = self.static and self.static * up // down
         return dataclasses.replace(self, low=low, count=count, total=total, most=self.most * up // down, static=static)
@@ -90,7 +90,7 @@ class Rows:
         size = tf.reduce_prod(shape)
         own_size = tf.one_hot(replicas_lib.replica_id(), self.replicas, size, tf.zeros_like(size))
         sizes = trainer.sum_differentiable(own_size)
-        text = "A tensor of the whole batch needs rows of one shape on all replicas. Numbers in a row:"
+        text = "A tensor of the whole batch needs rows of one shape on all replicas. Values per row:"
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(tf.equal(sizes, size)), [text, sizes])]):
             places = low * size + tf.range(tf.size(rows, tf.int64))
         numbers = tf.IndexedSlices(tf.reshape(rows, [-1]), places, (total * size)[None])
@@ -100,7 +100,7 @@ class Rows:
 
 
 def draw_alike() -> contextlib.AbstractContextManager[None]:
-    """In this block, in which each replica computes something of the whole batch, all draw the same numbers."""
+    """In the block, all replicas draw the same random numbers, as each computes for the whole batch."""
     return trainer.as_replica(tf.constant(0))
 
 

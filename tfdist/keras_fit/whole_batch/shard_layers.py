@@ -1,4 +1,4 @@
-"""Says which layers see the examples of one replica only, and refuses those that cannot."""
+"""Logs which layers see the examples of one replica only, and refuses layers that would then be wrong."""
 
 import threading
 from typing import Any
@@ -13,7 +13,7 @@ from tfdist.training import api as trainer
 
 
 def check(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Variable]) -> dict[str, Any]:
-    """Says once, on the chief, which layers compute something from the examples of each replica alone.
+    """Logs once, on the chief, which layers compute something from the examples of each replica alone.
 
     Args:
         layers: of all depths.
@@ -26,7 +26,7 @@ def check(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Va
         ValueError: a layer is stateful, or quantized to float8, and there are several replicas.
     """
     if cluster.num_replicas > 1:
-        _tell(layers, statistics)
+        _log_layers(layers, statistics)
         _refuse(cluster, layers)
     stateful = [one for one in layers if _is_stateful(one)]
     variables = [(one.name, *each) for one in stateful for each in enumerate(keras.tree.flatten(one.states))]
@@ -37,7 +37,7 @@ def _is_stateful(layer: keras.Layer) -> bool:
     return bool(getattr(layer, "stateful", False) and getattr(layer, "states", None))
 
 
-def _tell(layers: list[keras.Layer], statistics: list[keras.Variable]) -> None:
+def _log_layers(layers: list[keras.Layer], statistics: list[keras.Variable]) -> None:
     normalizing, others = [], []
     updated = {id(variable) for variable in statistics}
     for layer in layers:
@@ -77,7 +77,7 @@ def _refuse(cluster: Cluster, layers: list[keras.Layer]) -> None:
 
 
 class _LossesOfReplica:
-    """What a layer adds by `add_loss`, as a list of each replica: a process traces its replicas in threads, in turn."""
+    """A list of a layer's losses for each replica: a process traces its replicas in threads, one after another."""
 
     def __init__(self) -> None:
         self._thread = threading.local()
@@ -98,7 +98,7 @@ class _LossesOfReplica:
         return self._own()[place]
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        return list, ()  # A copy of the layer.
+        return list, ()  # A copy of the layer gets an empty list.
 
 
 def added_losses(layer: keras.Layer) -> Any:
@@ -107,6 +107,6 @@ def added_losses(layer: keras.Layer) -> Any:
 
 
 def keep_losses_of_each_replica(layers: list[keras.Layer]) -> None:
-    """Makes a replica read in `layer.losses` what its own call of the layer has added, until the end of the run."""
+    """Until the end of the run, `layer.losses` on a replica are those of its own call of the layer."""
     for layer in layers:
         replace_until_end(layer, "_losses", _LossesOfReplica())

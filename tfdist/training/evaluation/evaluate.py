@@ -62,7 +62,7 @@ def evaluate(services: LoopServices, step: int, best: float | None = None, *, co
             services.report.progress(step, "evaluating")
         if done == steps:
             run.feed.end_evaluation()
-        values = run.objective.of_epoch(run.objective.results(totals))
+        values = run.objective.epoch_logs(run.objective.results(totals))
         hooks.call("on_test_end", logs=values)
         num_examples = round(totals["examples"])
         expected = run.feed.sizes.evaluation_examples

@@ -204,7 +204,7 @@ class CallbackRunner(Hooks):
                     "set on_all_workers = True on the callback, and evaluate by tfdist.evaluate(cluster, model, ...)"
                 )
                 stack.enter_context(cluster_lib.on_one_worker(f"{type(callback).__name__}.{hook}", advice))
-            stack.enter_context(collective_guard.local(self._model))
+            stack.enter_context(collective_guard.predict_locally(self._model))
         return stack
 
     def _guard(self, callback: keras.callbacks.Callback, hook: str) -> AbstractContextManager:

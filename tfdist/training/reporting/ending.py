@@ -24,7 +24,7 @@ def record_end(services: LoopServices) -> Iterator[None]:
     run, end, text, failed = services.run, "", "", None
     try:
         # A script may end itself in a callback on all workers.
-        with contextlib.nullcontext() if run.is_script else user_code.exits_refused():
+        with contextlib.nullcontext() if run.is_script else user_code.refuse_exit():
             yield
         end = "stopped" if run.stop.in_progress else "finished"
     except BaseException as error:

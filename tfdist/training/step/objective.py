@@ -42,7 +42,7 @@ class Objective(Protocol):
     def results(self, totals: dict[str, float]) -> dict[str, float]:
         """Computes loss and metrics from the sums over examples. A collective: every worker must call it."""
 
-    def of_epoch(self, logs: dict[str, float]) -> dict[str, float]:
+    def epoch_logs(self, logs: dict[str, float]) -> dict[str, float]:
         """Returns the values of an epoch or an evaluation from the logs of its last step. A collective."""
         return logs
 

@@ -2,8 +2,8 @@ import keras
 import numpy as np
 from recording import record
 
-# told: this depends on more than single examples of the batch
-# per replica: this depends on more than single examples of the batch
+# told: the result mixes the examples of a batch
+# per replica: the result mixes the examples of a batch
 keras.utils.set_random_seed(1)
 x = np.random.rand(44, 4).astype("float32")
 

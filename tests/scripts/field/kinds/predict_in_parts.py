@@ -3,7 +3,7 @@ import numpy as np
 import tensorflow as tf
 from recording import record
 
-# told: which hides that x has rows
+# told: so x seems to have no rows
 x = np.random.RandomState(0).normal(size=(24, 4)).astype("float32")
 
 

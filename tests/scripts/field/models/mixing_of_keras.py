@@ -3,7 +3,7 @@ import numpy as np
 from recording import record
 
 # draws: which images are mixed
-# per replica: this depends on more than single examples of the batch
+# per replica: the result mixes the examples of a batch
 keras.utils.set_random_seed(0)
 x = np.random.rand(44, 4, 4, 3).astype("float32")
 layers = [keras.layers.MixUp(), keras.layers.Flatten(), keras.layers.Dense(1)]
