@@ -62,6 +62,7 @@ def start_on_three(workdir):
     start(workdir, "wide_loss", replicas=3, precision="float16", clip_norm=1.0)
 
 
+@pytest.mark.skipif(keras.__version__ < "3.14", reason="an activity_regularizer needs Keras 3.14 on several replicas")
 def test_penalties_clipping_and_losses_of_several_dtypes_and_counters_of_float64(tmp_path):
     """In a process of its own, which has three devices."""
     on_workers.call(start_on_three, tmp_path)

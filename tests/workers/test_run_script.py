@@ -69,8 +69,8 @@ def check_output(done):
 
 
 def test_both_workers_may_be_killed_in_an_epoch(found):
-    chief, other = found[1]["killed"][0]
-    assert chief == -signal.SIGKILL and other in (-signal.SIGKILL, 76)  # The other may notice before its own end.
+    codes = found[1]["killed"][0]
+    assert -signal.SIGKILL in codes and {*codes} <= {-signal.SIGKILL, 76}  # One may notice before its own end.
 
 
 @pytest.mark.slow

@@ -77,8 +77,9 @@ def test_a_config_may_name_a_module_beside_it(tmp_path):
         "from tfdist import config as c\n\n\ndef get_config():\n    import my_model\n\n"
         '    return c.Config(seed=my_model.SEED, model={"target": "my_model:none"})\n'
     )
-    script = "from tfdist.__main__ import main; main()"  # As the installed command, without the folder in the path.
-    words = [sys.executable, "-P", "-c", script, "train", "beside/mine.py", "--help"]
+    (tmp_path / "bin").mkdir()  # As the installed command: the folder in which it is started is not in the path.
+    (tmp_path / "bin" / "command.py").write_text("from tfdist.__main__ import main\n\nmain()\n")
+    words = [sys.executable, "bin/command.py", "train", "beside/mine.py", "--help"]
     done = subprocess.run(words, cwd=tmp_path, env=worker_environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "my_model:none" in done.stdout, done.stdout + done.stderr
 
