@@ -18,21 +18,21 @@ from rich.terminal_theme import MONOKAI
 ROOT = pathlib.Path(__file__).parent.parent
 PICTURE = ROOT / "docs" / "terminal.svg"
 COMMANDS = (
-    "tfdist train digits --epochs=4",
-    "tfdist launch --workers=2 -- digits --epochs=4 --workdir=runs/two",
+    "tfdist train digits --epochs=4 2>/dev/null",
+    "tfdist launch --workers=2 -- digits --epochs=4 --workdir=runs/two 2>/dev/null",
 )
 WIDTH = 112
 
 
 def output(command: str, directory: str) -> str:
-    """Runs a command of tfdist in a directory; returns what it prints.
+    """Runs a command of tfdist in a directory; returns what it prints, without the log of TensorFlow's import.
 
     Raises:
         subprocess.CalledProcessError: the command failed.
     """
-    words = [sys.executable, "-m", *command.split()]
+    words = [sys.executable, "-m", *command.removesuffix(" 2>/dev/null").split()]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(WIDTH)}
-    done = subprocess.run(words, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(words, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     done.check_returncode()
     return done.stdout.decode().replace(str(ROOT) + "/", "")
 
