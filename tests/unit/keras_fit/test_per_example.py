@@ -60,7 +60,8 @@ def test_a_loss_is_gathered_unless_it_is_a_mean_over_examples(name):
         of_parts = [loss(true[rows], predicted[rows], None if weights is None else weights[rows]) for rows in parts]
         mean = (CUT * of_parts[0] + (8 - CUT) * of_parts[1]) / 8
         same.append(adds_up(loss(true, predicted, weights), mean))
-    assert all(same) == per_example.is_per_example(loss)
+    # A loss with a `__call__` of its own reduces its values itself.
+    assert per_example.is_per_example(loss) == (all(same) and type(loss).__call__ is keras.Loss.__call__)
 
 
 @pytest.mark.parametrize("name", METRICS)
