@@ -153,6 +153,7 @@ def _compile_activation(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(x: Any, *args: Any, **keywords: Any) -> Any:
         return compute(x) if _is_compiled(x) and not args and not keywords else function(x, *args, **keywords)
 
+    call.__module__ = "keras.activations"  # Where Keras 3.16 finds the function of this name when it loads the layer.
     return call
 
 
