@@ -23,7 +23,6 @@ from pathlib import Path
 
 from absl import app
 
-from tfdist.__main__ import TOOLS, TRAINING
 from tfdist.cluster import interruption
 from tfdist.cluster.control import keys
 from tfdist.cluster.devices import host_gpus
@@ -183,11 +182,9 @@ def worker_command(words: Sequence[str]) -> list[str]:
             return []
         return [sys.executable, *([] if connects(file) else ["-m", "tfdist.run"]), *words]
     if shutil.which(first) is None:
-        if first in TOOLS or first in TRAINING:
-            sys.exit(f"tfdist.launch: {first} is a command of tfdist: write -- -m tfdist {' '.join(words)}")
         sys.exit(
             f"tfdist.launch: there is no program {first!r}. After the launcher's flags, write a config, a script, "
-            "-m MODULE, or a program."
+            "-m MODULE, or a program. A command of tfdist is -m tfdist COMMAND."
         )
     return list(words)
 
