@@ -314,6 +314,7 @@ else:
         (["--workers=2", "--max-restart=1", "--", f"--config={CONFIG}"], "max-restart"),
         slow(["--workers=2", "--", f"--config={CONFIG}", "eval"], "'eval' is one word too many"),
         (["--workers=2", "--", "my_none.py", "--epochs=3"], "there is no file"),
+        (["--workers=2", "--", "all_reduce", "--config=digits"], "A command of tfdist is -m tfdist COMMAND."),
         (["--workers=2", "--", "no-such-program"], "there is no program 'no-such-program'. After the launcher's flags"),
     ],
 )

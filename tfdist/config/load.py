@@ -123,8 +123,12 @@ def _explain(error: Exception) -> str:
         return f"{error.filename}, line {error.lineno}, `{(error.text or '').strip()}`: {error.msg}."
     if isinstance(error, KeyError) and error.args == ("get_config",):
         return _NO_CONFIG
-    sentence = removed.sentence_for_error(error)
-    return sentence or user_code.explain(error) or f"{type(error).__name__}: {user_code.message(error)}"
+    if sentence := removed.sentence_for_error(error):
+        return sentence
+    explained = user_code.explain(error) or f"{type(error).__name__}: {user_code.message(error)}"
+    found = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    meant = field_meant(found[2]) if found and hasattr(schema, found[1]) else ""
+    return f"{explained} Did you mean the field config.{meant}?" if meant else explained
 
 
 def _find(config: schema.Config, name: str, path: str) -> tuple[Any, str]:

@@ -137,7 +137,11 @@ def hashes() -> dict[str, str]:
     name.
     """
     found = {"tfdist": _hash(*sorted(map(str, Path(PACKAGE).rglob("*.py"))))}
-    modules = [(name, getattr(module, "__file__", None)) for name, module in [*sys.modules.items()]]
+    modules = [
+        (name, getattr(module, "__file__", None))
+        for name, module in [*sys.modules.items()]
+        if not name.startswith("__autograph_generated_file")  # AutoGraph's copy of a function, with a random name.
+    ]
     for name, file in [*modules, ("", sys.argv[0])]:
         if file and file.endswith(".py") and is_users(file) and os.path.isfile(file):
             path = Path(file)

@@ -184,7 +184,7 @@ def worker_command(words: Sequence[str]) -> list[str]:
     if shutil.which(first) is None:
         sys.exit(
             f"tfdist.launch: there is no program {first!r}. After the launcher's flags, write a config, a script, "
-            "-m MODULE, or a program."
+            "-m MODULE, or a program. A command of tfdist is -m tfdist COMMAND."
         )
     return list(words)
 

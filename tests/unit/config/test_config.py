@@ -227,6 +227,7 @@ def command_line(tmp_path, monkeypatch):
     files |= {"dict": CONFIG_DICT, "empty": "", "syntax": "\ndef get_config(:\n"}
     files |= {"other": "def get_config():\n    return {'seed': 3}\n"}
     files |= {"typo": CONFIG_FILE.replace("Config(model", "Config(sed=3, model")}
+    files |= {"section": CONFIG_FILE.replace("epochs=1.0", "callbacks=[]")}
     for name, line in {"section": "data.batchsize = 3", "field": "sed = 3", "type": "data.batch_size = 'many'"}.items():
         files[f"wrong_{name}"] = CONFIG_DICT.replace("return config", f"config.{line}\n    return config")
     for name, text in files.items():
@@ -309,7 +310,8 @@ def test_a_wrong_override_is_refused_with_its_field(command_line, argument, mess
         (["--config=bas"], "Did you mean --config=base.py?"),
         (["--config=empty.py"], "--config=empty.py: the file must define get_config()"),
         (["--config=syntax.py"], "--config=syntax.py: syntax.py, line 2, `def get_config(:`: invalid syntax."),
-        (["--config=typo.py"], "unexpected keyword argument 'sed'."),
+        (["--config=typo.py"], "unexpected keyword argument 'sed'. Did you mean the field config.seed?"),
+        (["--config=section.py"], "unexpected keyword argument 'callbacks'. Did you mean the field config.callbacks?"),
         (["bse.py"], "/bse.py. Did you mean --config=base.py?"),
         (["--config", "nowhere.py"], "--config=nowhere.py: there is no file /"),
         (["base.py", "eval"], "'eval' is one word too many."),

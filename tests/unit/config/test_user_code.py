@@ -14,6 +14,9 @@ def objective(batch):
 
 
 SCRIPT = """
+import importlib
+import os
+
 from tfdist.config import user_code
 import lab_of_user_code
 
@@ -22,6 +25,9 @@ try:
 except KeyError as error:
     print(user_code.place(error))
 print(user_code.is_users(lab_of_user_code.__file__), user_code.is_users(__file__))
+name = "__autograph_generated_file1a2b.py"
+open(os.path.join(os.path.dirname(__file__), name), "w").close()
+importlib.import_module(name.removesuffix(".py"))  # As AutoGraph does for the function that it converts.
 found = user_code.hashes()
 print(*sorted(found))
 open(__file__, "a").write("# Edited while the script runs.")
@@ -32,7 +38,7 @@ print(found == user_code.hashes())
 @pytest.mark.parametrize(
     ("packages", "expected"),
     [
-        ("site", ["scripts/use.py, line 6, `lab_of_user_code.objective({})`", "False True", "tfdist use.py", "True"]),
+        ("site", ["scripts/use.py, line 9, `lab_of_user_code.objective({})`", "False True", "tfdist use.py", "True"]),
         (
             "scripts",
             [

@@ -197,6 +197,19 @@ def test_a_model_in_mixed_precision_is_exported_in_float32(tmp_path, monkeypatch
         export.export(args)
 
 
+def test_an_exported_model_keeps_what_its_layers_have_learned_from_the_data(monkeypatch):
+    numbers, words = keras.Input((2,)), keras.Input((1,), dtype="string")
+    normalized, lookup = keras.layers.Normalization(), keras.layers.StringLookup(output_mode="one_hot")
+    normalized.adapt(np.array([[1.0, 20.0], [3.0, 60.0]]))
+    lookup.adapt(np.array(["red", "blue", "red"]))
+    model = keras.Model([numbers, words], keras.layers.Concatenate()([normalized(numbers), lookup(words)]))
+    monkeypatch.setattr("tfdist.tools.saved_runs.model.load", lambda *words: model)
+    found = export.plain_model(saved_run(c.Data()), "newest")
+    inputs = [tf.constant([[3.0, 20.0]]), tf.constant([["red"]])]
+    np.testing.assert_allclose(model(inputs), [[1.0, -1.0, 0.0, 1.0, 0.0]], atol=1e-6)
+    np.testing.assert_array_equal(found(inputs), model(inputs))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with images, a config and a finished run of it."""

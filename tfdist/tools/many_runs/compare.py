@@ -90,7 +90,7 @@ def first_difference(workdirs: Sequence[Path]) -> str:
     for step, function in common:
         if not set.intersection(*(of_run[step, function] for of_run in hashes)):
             after = "" if before else ", the first after which all runs have a hash"
-            reason = " Other numbers of replicas, other machines or other versions can cause this."
+            reason = " Other fields, code or data, and other numbers of replicas, machines or versions can cause this."
             return f"State: {before}different at step {step}{after}.{reason}"
         before = f"equal until step {step}, "
     return f"State: {before}the last of {len(common)} after which all runs have a hash."

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.report import reporter
-from tfdist.tools import child_runs
+from tfdist.tools import child_runs, tables
 from tfdist.tools.many_runs import run_state
 from tfdist.tools.pictures import style
 
@@ -48,7 +48,7 @@ def read(workdirs: Sequence[Path]) -> list[Run]:
         if not train:
             raise ValueError(f"{workdir} has no reports: give the workdir of a run, such as runs/digits.")
         target = config.get("model.name") or str(config.get("model.target", "")).rpartition(":")[2]
-        words = [f"{name} {value}" for name, value in different.items()]
+        words = [f"{name} {tables.format_value(value)}" for name, value in different.items()]
         words = words if len(words) <= _MAX_FIELDS else [*words[:_MAX_FIELDS], "..."]
         described = f"{label}: {', '.join(words)}" if words else f"{target}, batch {config.get('data.batch_size')}"
         runs.append(Run(label=label, train=train, evaluation=evaluation, caption=described))

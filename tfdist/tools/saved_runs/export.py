@@ -9,9 +9,10 @@ is the file, or the folder of a SavedModel; by default it is in the workdir.
 
 import argparse
 import functools
-import json
 import re
+import tempfile
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,9 @@ def add_flags(parser: tool_flags.Parser) -> None:
 def plain_model(saved: SavedRun, which: str) -> Any:
     """Returns the model of a run in float32, outside of any strategy, on this process alone.
 
+    It is saved and loaded, because `set_weights` copies neither the statistics that `Normalization` computes from its
+    weights nor the vocabulary of a lookup.
+
     Raises as `model.load`, or ValueError if a launcher has started several processes.
     """
     import keras
@@ -53,10 +57,16 @@ def plain_model(saved: SavedRun, which: str) -> Any:
     if plan.num_workers > 1:
         raise ValueError("tfdist export is one process: start it without srun or mpirun.")
     made = model_lib.load(saved, strategy.connect(plan), which)
-    text = re.sub('"mixed_b?float16"', '"float32"', json.dumps(keras.saving.serialize_keras_object(made)))
-    copy = keras.saving.deserialize_keras_object(json.loads(text))
-    copy.set_weights(made.get_weights())
-    return copy
+    with tempfile.TemporaryDirectory() as folder:
+        saved_model, plain = Path(folder) / "saved.keras", Path(folder) / "plain.keras"
+        made.save(saved_model)
+        with zipfile.ZipFile(saved_model) as read, zipfile.ZipFile(plain, "w") as written:
+            for name in read.namelist():
+                content = read.read(name)
+                if name == "config.json":
+                    content = re.sub(b'"mixed_b?float16"', b'"float32"', content)
+                written.writestr(name, content)
+        return keras.saving.load_model(plain, compile=False)
 
 
 def export(args: argparse.Namespace) -> int:

@@ -51,7 +51,9 @@ def outputs_of_split(saved: SavedRun, cluster: Any, which: str) -> tuple[np.ndar
     found, columns = model_lib.outputs(saved, cluster, model, source, keep=(saved.labels,))
     labels = columns.get(saved.labels)
     if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise ValueError(f"The examples have no class numbers [n] with the key {saved.labels!r}: nothing to compare.")
+        raise ValueError(
+            f"The examples have no class numbers [n] with the key {saved.labels!r}: tfdist inspect compares classes."
+        )
     return found, labels.astype(np.int64), source
 
 

@@ -128,7 +128,7 @@ def predict(args: argparse.Namespace) -> int:
     outputs, source = outputs_of_files(saved, cluster, args.files, args.checkpoint)
     if cluster.is_chief:
         header, rows = table(saved, source, outputs)
-        _show(header, rows, saved.classes, source.labels)
+        _show(header, rows, saved.classes, source.labels, "" if args.out else "; --out=FILE.csv has all")
         if args.out:
             tables.write_csv(args.out, header, rows)
             print(args.out)
@@ -137,14 +137,17 @@ def predict(args: argparse.Namespace) -> int:
 
 
 def _show(
-    header: Sequence[str], rows: Sequence[Sequence[Any]], classes: Sequence[str], labels: np.ndarray | None
+    header: Sequence[str], rows: Sequence[Sequence[Any]], classes: Sequence[str], labels: np.ndarray | None, hint: str
 ) -> None:
-    """Prints the first rows, the number of examples of each class, and the accuracy if the labels are known."""
+    """Prints the first rows, the number of examples of each class, and the accuracy if the labels are known.
+
+    `hint`: what follows the number of rows that are not printed.
+    """
     of_classes = header[1] == "class"
     width = 3 if of_classes else 9
     print(tables.text(header[:width], [row[:width] for row in rows[:_SHOWN]]))
     if len(rows) > _SHOWN:
-        print(f"... {len(rows) - _SHOWN:,} more; --out=FILE.csv has all.")
+        print(f"... {len(rows) - _SHOWN:,} more{hint}.")
     if of_classes:
         counts = collections.Counter(row[1] for row in rows)
         print(f"{len(rows):,} examples: {', '.join(f'{count:,} {name}' for name, count in counts.most_common(12))}")
