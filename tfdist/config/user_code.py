@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfdist.config import schema
+
 # The folder of tfdist.
 PACKAGE = os.path.join(Path(__file__).parents[1], "")
 
@@ -57,6 +59,8 @@ def explain(error: BaseException, function: str = "", batch: Mapping[str, Any] |
     parts = [f"{where}: {type(error).__name__}: {text}" + ("" if text.endswith(".") else ".")]
     if "URL fetch failure" in text:  # Of Keras, for weights and datasets.
         parts.append("Without internet: run the command once where there is internet, such as on a login node.")
+    if "learning rate is not settable" in text:  # Of Keras, for an optimizer with a schedule.
+        parts.append(f"In a config, learning_rate.schedule must be {schema.SETTABLE_SCHEDULE}.")
     if batch is not None:
         columns = [f"{name} {getattr(one.dtype, 'name', one.dtype)} {one.shape}" for name, one in batch.items()]
         parts.append(f"The batch has {', '.join(columns)}.")

@@ -4,8 +4,11 @@ import os
 import subprocess
 import sys
 
+import keras
 import pytest
 from processes import REPOSITORY
+
+from tfdist.config import user_code
 
 LAB = """
 def objective(batch):
@@ -63,3 +66,10 @@ def test_packages_in_a_folder_of_pythonpath_are_no_code_of_the_user(tmp_path, pa
     path = os.pathsep.join([str(REPOSITORY), str(tmp_path / packages)])
     command, env = [sys.executable, tmp_path / "scripts" / "use.py"], os.environ | {"PYTHONPATH": path}
     assert subprocess.check_output(command, env=env, cwd=tmp_path, text=True).splitlines() == expected
+
+
+def test_a_rate_that_cannot_be_set_is_explained_for_a_config():
+    optimizer = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.9))
+    with pytest.raises(TypeError) as raised:
+        optimizer.learning_rate = 0.01
+    assert "schedules:settable" in user_code.explain(raised.value)
