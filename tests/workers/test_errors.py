@@ -12,10 +12,12 @@ import lab
 import numpy as np
 import processes
 import pytest
+import small_runs
 import tensorflow as tf
 import topologies
 from launching import python
 from parameters import slow, slow_except
+from small_runs import data
 
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
@@ -27,20 +29,8 @@ pytestmark = pytest.mark.usefixtures("own_signals")
 
 
 def config(**changes: Any) -> c.Config:
-    """A small run on the digits; `changes` replaces parts of it."""
-    parts = {
-        "model": {"target": "lab:linear", "num_classes": 10},
-        "data": data(),
-        "learning_rate": c.LearningRate(peak=0.01),
-        "train": c.Train(steps=4),
-        "report": c.Report(tensorboard=False),
-    }
-    return c.Config(**parts | changes)
-
-
-def data(**changes: Any) -> c.Data:
-    prepare = {"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}
-    return c.Data(**{"prepare": prepare, "batch_size": 48} | changes)
+    """Four steps of the small run on the digits; `changes` replaces parts of it."""
+    return small_runs.config(**{"train": c.Train(steps=4)} | changes)
 
 
 @pytest.fixture

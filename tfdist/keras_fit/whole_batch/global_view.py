@@ -470,7 +470,8 @@ class GlobalView:
 
     def finish(self) -> None:
         """Called at the end of a trace: notes what the step has read, or checks it against the plan."""
-        read = {one.number for one in self.wholes.values() if _is_read(one.tensor)}
+        functions = functools.cache(_functions_of)
+        read = {one.number for one in self.wholes.values() if _is_read(one.tensor, functions)}
         if self.discovers:
             self.plan.read |= read.union(*(self.plan.updates.get(one, ()) for one in self.plan.read_metrics))
             self._measure()
@@ -618,42 +619,51 @@ def _work(operation: tf.Operation, factor: int) -> int:
     return size
 
 
-def _is_read(whole: Any) -> bool:
+def _functions_of(graph: tf.Graph) -> dict[str, Any]:
+    """Returns the functions of a graph by name: those of its branches, loops and calls."""
+    return {one.signature.name: one for one in graph.as_graph_def().library.function}
+
+
+def _is_read(whole: Any, functions: Callable[[tf.Graph], dict[str, Any]]) -> bool:
     parts, shapes = _parts(whole), []
     if isinstance(whole, tf.SparseTensor):
         parts.pop()  # Its shape.
     elif isinstance(whole, tf.RaggedTensor):  # tf.shape casts the row splits, which reads no values.
-        shapes = [op for op in whole.row_splits.consumers() if op.type == "Cast" and not _is_read(op.outputs[0])]
+        shapes = [
+            op for op in whole.row_splits.consumers() if op.type == "Cast" and not _is_read(op.outputs[0], functions)
+        ]
     uses = [
         (op, place) for part in parts for op in part.consumers() for place, one in enumerate(op.inputs) if one is part
     ]
-    return any(_reads(op.type, op.node_def.attr, place, op.graph) for op, place in uses if op not in shapes)
+    return any(
+        _reads(op.type, op.node_def.attr, place, functools.partial(functions, op.graph))
+        for op, place in uses
+        if op not in shapes
+    )
 
 
-def _reads(kind: str, attributes: Any, place: int, graph: tf.Graph) -> bool:
+def _reads(kind: str, attributes: Any, place: int, functions: Callable[[], dict[str, Any]]) -> bool:
     """Returns whether an operation, or a function that it calls, reads the values of an input, and not only its shape.
 
     Args:
         kind: the type of the operation.
         attributes: those of its node.
         place: which input.
-        graph: has the functions.
+        functions: returns those of the graph, by name; called only if the operation calls one.
     """
     if kind not in _WITH_GRAPHS:
         return kind not in _OF_SHAPE
     names, first = _WITH_GRAPHS[kind]
     if place < first:
         return True
-    called = {one.name for name in names for one in (attributes[name].list.func or [attributes[name].func])}
-    for function in graph.as_graph_def().library.function:
-        if function.signature.name not in called:
-            continue
+    called = [one.name for name in names for one in (attributes[name].list.func or [attributes[name].func])]
+    for function in map(functions().__getitem__, called):
         argument = function.signature.input_arg[place - first].name
         # A loop returns what it does not change.
         if argument in function.ret.values() and not kind.endswith("While"):
             return True
         uses = [(node, one) for node in function.node_def for one, name in enumerate(node.input) if name == argument]
-        if any(_reads(node.op, node.attr, one, graph) for node, one in uses):
+        if any(_reads(node.op, node.attr, one, functions) for node, one in uses):
             return True
     return False
 
