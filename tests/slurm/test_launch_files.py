@@ -97,7 +97,7 @@ def slurm(tmp_path_factory):
 
 
 def submit(slurm, env, log, *words, state="COMPLETED", restarts="0"):
-    """Submits a job, waits until it is in this state and has had so many restarts, and returns its id."""
+    """Submits a job, waits for this state and this number of restarts, and returns the job's id."""
     job = slurm.output(["sbatch", "--parsable", "--account=abc", f"--output={log}", *words], env=env).strip()
 
     def is_there():

@@ -175,7 +175,7 @@ def _audited(run: Run) -> dict[str, list[list]]:
 
 
 def audit_all(replicas: int, names: Sequence[str]) -> dict[str, dict[str, list[list]]]:
-    """Returns what the audit finds in the configs `names` on so many replicas; in a process of its own."""
+    """Returns what the audit finds in the configs `names` on this number of replicas; needs its own process."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     logical = [tf.config.LogicalDeviceConfiguration() for _ in range(1 + replicas)]
     tf.config.set_logical_device_configuration(cpu, logical)

@@ -111,7 +111,7 @@ def test_every_example_is_evaluated_once_on_any_number_of_replicas(one, workers,
 
 
 def connect_where_a_ring_is_unreachable():
-    """Connects workers of which the second accepts no connection, as behind a firewall that rejects it."""
+    """Connects two workers. The second one accepts no connection, as behind a firewall that rejects it."""
 
     def closed():
         made = socket.socket()

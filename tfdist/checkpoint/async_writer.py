@@ -26,8 +26,8 @@ from tfdist.report import files
 _MAX_WAIT_SECONDS = 30.0
 # Temporary files of `files.replace_file`: NAME.PID-TOKEN.tmp.
 _TEMPORARY = f"*.[0-9]*-{'[0-9a-f]' * 8}.tmp"
-# Files that a killed run may leave: pattern -> age in seconds from which the next start removes them. First those in
-# the directory of checkpoints, then those in the workdir, which may also hold the user's files.
+# Files that a killed run may leave: pattern -> the age in seconds at which the next start removes them. The first table
+# is of the directory of checkpoints, the second one of the workdir, which may also hold the user's files.
 _LEFTOVERS = {"*.writing": 0, "*.removing": 0, _TEMPORARY: 3600, "*.damaged": 7 * 86400}
 _LEFTOVERS_IN_WORKDIR = {
     "model.writing.keras": 0,

@@ -52,7 +52,7 @@ def import_folders(path: str) -> list[str]:
 
 
 def first_config(path: str) -> str:
-    """Returns the absolute path of the config file of a run: `path`, or the file from which a saved config came."""
+    """Returns the absolute path of the config file of a run; for a saved config, of the file that it came from."""
     if path.endswith(".json"):
         return _environment(path).get("config_file", "")
     return path and os.path.abspath(path)

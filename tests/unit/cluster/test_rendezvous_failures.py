@@ -67,7 +67,7 @@ def a_port_is_taken() -> None:
 
 
 def a_port_that_tfdist_chose_is_taken() -> None:
-    """All workers may be restarted. Without rank 0, nobody tells the others."""
+    """All workers may be restarted. The others learn nothing from rank 0, which has ended."""
     ports = free_ports(3)
     specs = [dataclasses.replace(spec, launcher="slurm") for spec in worker_specs(ports)]
     with listener.listen(ports[0]):

@@ -14,7 +14,7 @@ from tfdist.zoo import models
 
 @pytest.fixture(scope="module")
 def on(tmp_path_factory):
-    """(replicas) -> what a process with so many has measured."""
+    """A function of the number of replicas, which returns what a process with them has measured."""
     return functools.cache(lambda n: probes.measure(tmp_path_factory.mktemp("groups"), "groups", devices=n)[0])
 
 

@@ -1,7 +1,7 @@
 """Changes to the graph of a user's `tf.data` pipeline.
 
-Only the chain `shuffle -> map -> batch` is changed: to global batches of unmapped examples, of which each worker maps
-only its rows. Every other pipeline is read by each worker unchanged.
+Only the chain `shuffle -> map -> batch` is changed: it makes global batches of unmapped examples, and each worker maps
+its rows of them. Each worker reads every other pipeline unchanged.
 """
 
 import dataclasses
