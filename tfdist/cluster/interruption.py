@@ -7,11 +7,12 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import types
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 # Exit code after a stop request and a save: EX_TEMPFAIL of sysexits.h, "try again later".
 EXIT_STOPPED = 75
@@ -26,6 +27,8 @@ TIME_LIMIT = "the time limit"
 _LEAVE_SECONDS = 5.0
 # A SIGTERM within this many seconds of the first signal is the same request: Slurm and shells may send it twice.
 _SAME_REQUEST_SECONDS = 5.0
+# A process that ends at once waits this many seconds for its standard output.
+_FLUSH_SECONDS = 1.0
 
 T = TypeVar("T")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -87,6 +90,17 @@ def within(seconds: float, function: Callable[[], T]) -> T | None:
         thread.start()
         thread.join(seconds)
     return found[0] if found else None
+
+
+def end_process(code: int) -> NoReturn:
+    """Ends the process, from any thread and without Python's shutdown, after what was printed is written."""
+
+    def flush() -> None:
+        with contextlib.suppress(OSError, ValueError):  # The stream is closed.
+            sys.stdout.flush()
+
+    within(_FLUSH_SECONDS, flush)  # A reader of a pipe may be stopped.
+    os._exit(code)
 
 
 # Signals received before `install_handlers`.

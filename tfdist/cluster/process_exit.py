@@ -34,7 +34,7 @@ def run_and_exit(body: Callable[[], int], *, saves: bool = True) -> None:
     sys.stderr.flush()
     if code not in (0, interruption.EXIT_STOPPED):
         # TensorFlow's shutdown waits up to 18 s for lost peers.
-        os._exit(code)
+        interruption.end_process(code)
     sys.exit(code)
 
 
@@ -60,7 +60,7 @@ def end_within(seconds: float, error: BaseException | None, what: str) -> Iterat
             code = error_report.report_exception(error)
             print_error(f"{what} for {seconds:.0f} s: this process ends now")
             _requeue(code)
-            os._exit(code)
+            interruption.end_process(code)
 
     if error is not None:
         with contextlib.suppress(RuntimeError):  # No thread can start: no limit.
@@ -77,7 +77,7 @@ def _end_unsaved(text: str, number: int) -> None:
     if not interruption.is_stopping():
         heartbeat_monitor.announce_failure(text)
         print_error(text)
-        os._exit(128 + number)
+        interruption.end_process(128 + number)
 
 
 def import_tensorflow_quietly() -> None:

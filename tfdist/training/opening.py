@@ -14,7 +14,7 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.format import Saved
 from tfdist.checkpoint.workdir_lock import WorkdirLock
-from tfdist.cluster import slurm_requeue
+from tfdist.cluster import interruption, slurm_requeue
 from tfdist.cluster.control import heartbeat_monitor
 from tfdist.cluster.discovery import slurm_job, worker_spec
 from tfdist.config import config_dict, diff
@@ -202,7 +202,7 @@ def _end_second_writer(other: str) -> None:
     heartbeat_monitor.reserve_exit()
     heartbeat_monitor.announce_failure(text)
     print(f"tfdist: {text}.", file=sys.stderr, flush=True)
-    os._exit(1)
+    interruption.end_process(1)
 
 
 def _open_ledger(run: Run, state: TrainingState) -> Ledger:

@@ -365,4 +365,4 @@ def _exit_after_loss(monitor: HeartbeatMonitor) -> None:
         if _before_exit is not None:
             interruption.within(_LAST_SECONDS, functools.partial(_before_exit, reason))
         requeue()
-        os._exit(interruption.EXIT_PEER_LOST)
+        interruption.end_process(interruption.EXIT_PEER_LOST)
