@@ -128,7 +128,10 @@ def _explain(error: Exception) -> str:
     explained = user_code.explain(error) or f"{type(error).__name__}: {user_code.message(error)}"
     found = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
     meant = field_meant(found[2]) if found and hasattr(schema, found[1]) else ""
-    return f"{explained} Did you mean the field config.{meant}?" if meant else explained
+    if not meant:
+        return explained
+    # Python 3.14 names the nearest argument, which need not be in this section.
+    return re.sub(r" Did you mean '\w+'\?$", "", explained) + f" Did you mean the field config.{meant}?"
 
 
 def _find(config: schema.Config, name: str, path: str) -> tuple[Any, str]:

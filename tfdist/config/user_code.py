@@ -56,7 +56,7 @@ def explain(error: BaseException, function: str = "", batch: Mapping[str, Any] |
         return ""
     where = " failed at ".join(part for part in (function, found) if part) if found else f"{function} failed"
     text = message(error)
-    parts = [f"{where}: {type(error).__name__}: {text}" + ("" if text.endswith(".") else ".")]
+    parts = [f"{where}: {type(error).__name__}: {text}" + ("" if text.endswith((".", "?")) else ".")]
     if "URL fetch failure" in text:  # Of Keras, for weights and datasets.
         parts.append("Without internet: run the command once where there is internet, such as on a login node.")
     if "learning rate is not settable" in text:  # Of Keras, for an optimizer with a schedule.
