@@ -46,6 +46,11 @@ def partial(spec: dict[str, Any], *, field: str, positional: int = 0, **expected
     return functools.partial(function, **{key: value for key, value in spec.items() if key != "target"})
 
 
+def check_names(spec: dict[str, Any], *, field: str) -> None:
+    """Raises ValueError if the target cannot be imported, or takes no argument of the name of an item of `spec`."""
+    _check_names(resolve(spec, field=field), spec, field)
+
+
 def resolve(spec: dict[str, Any], *, field: str) -> Callable[..., Any]:
     """Imports and returns the function named by `spec["target"]`; raises ValueError as `build` does."""
     target = spec.get("target")
@@ -82,6 +87,17 @@ def _bind(function: Callable, spec: dict, args: tuple, extra: dict, field: str) 
     if repeated:
         raise ValueError(f"{field}.{repeated[0]} is set by tfdist: remove it. Received: {spec!r}")
     merged = extra | keywords
+    _check_names(function, spec, field)
+    try:
+        inspect.signature(function).bind(*args, **merged)
+    except TypeError as error:
+        raise ValueError(
+            f"{field}: {spec['target']} cannot be called with these arguments: {error}. Received: {spec!r}"
+        ) from None
+    return merged
+
+
+def _check_names(function: Callable, spec: dict, field: str) -> None:
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
@@ -90,17 +106,10 @@ def _bind(function: Callable, spec: dict, args: tuple, extra: dict, field: str) 
     of_keras = str(getattr(function, "__module__", "")).startswith("keras.src.optimizers")
     if of_keras or not any(p.kind is p.VAR_KEYWORD for p in parameters):
         names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        for key in keywords:
-            if key not in names:
+        for key in spec:
+            if key != "target" and key not in names:
                 hint = nearest(key, names)
                 raise ValueError(f"{field}.{key}: {spec['target']} takes no argument {key!r}.{hint}")
-    try:
-        inspect.signature(function).bind(*args, **merged)
-    except TypeError as error:
-        raise ValueError(
-            f"{field}: {spec['target']} cannot be called with these arguments: {error}. Received: {spec!r}"
-        ) from None
-    return merged
 
 
 def nearest(name: str, candidates: list[str]) -> str:

@@ -134,6 +134,7 @@ ERRORS = (
     (["--set", "learning_rate.peak=log(1e-5,1)"], "is an interval"),
     (["--set", "seed=1", "--config.seed=2"], "contradict each other"),
     (["--set", "seed=1", "--max-at-once=900"], "this machine has"),
+    (["--set", "optimizer.momentun=0.8,0.9"], "momentun=0.8 .*Did you mean 'momentum'"),
 )
 
 

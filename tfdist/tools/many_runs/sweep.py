@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cluster import interruption
-from tfdist.config import load, schema, tool_flags
+from tfdist.config import load, schema, specs, tool_flags
 from tfdist.launch import processes
 from tfdist.report import files
 from tfdist.tools import child_runs, tables
@@ -212,6 +212,8 @@ def _check(args: argparse.Namespace, name: str, row: Overrides) -> schema.Config
     try:
         config = load.load(args.config_file, [*args.config_words[1:], *_overriding(row)])
         features.validate_config(config)
+        for field in {name.partition(".")[0] for name in row} & {"model", "optimizer", "objective"}:
+            specs.check_names(getattr(config, field), field=f"config.{field}")
         return config
     except (ValueError, SystemExit) as error:
         raise ValueError(f"nothing was started, because the run {name} is invalid. {error}") from None
