@@ -1,11 +1,13 @@
 """What the start of a run says about prepared examples, and what it warns of."""
 
 import re
+import types
 
 import keras
 import numpy as np
 import pytest
 import small_runs
+import tensorflow as tf
 import topologies
 
 from tfdist import config as c
@@ -70,6 +72,25 @@ def test_a_start_says_the_range_of_values_and_warns_of_mistakes(train, options, 
     assert options or "examples have image float32 0 to 1, label int64 0 to 3" in out
     assert all(word in error for word in words)
     assert words or not ("scaled" in error or "no label" in error or "labels of the first" in error)
+
+
+def apart(model, batch, *, training):
+    """The label as a column, as the output is."""
+    error = model(batch["image"], training=training)[:, :1] - tf.cast(batch["label"], tf.float32)[:, tf.newaxis]
+    return {"loss": error[:, 0] ** 2, "noise": tf.random.normal([len(error)])}
+
+
+def together(model, batch, *, training):
+    """The difference of shapes [n, 1] and [n] is [n, n]."""
+    error = model(batch["image"], training=training)[:, :1] - tf.cast(batch["label"], tf.float32)
+    return {"loss": tf.reduce_mean(error**2, axis=1)}
+
+
+@pytest.mark.parametrize(("function", "count"), [(apart, 0), (together, 1)])
+def test_an_objective_that_lets_examples_meet_is_named(function, count):
+    objective = types.SimpleNamespace(function=function, model=network())
+    found = [*first_batch.coupled(objective, source("train").read(tf.range(8, dtype=tf.int64)))]
+    assert len(found) == count and all("'loss' of an example depends on other examples" in each for each in found)
 
 
 @pytest.mark.parametrize(("labels", "words"), [([1, 2, 3, 4], "begin at 0"), ([0, 1, 7, 4], "to 8.")])

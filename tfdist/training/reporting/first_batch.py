@@ -3,14 +3,18 @@
 Runs only on the chief of a new run; results do not depend on it.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+from tfdist.data.feed import Batch
 from tfdist.report.reporter import Reporter
 from tfdist.training.run import Run
+from tfdist.training.step.objective import Objective
 
 # Number of examples that are checked; they should contain each class, if there are at most `_FEW_CLASSES` classes.
 _EXAMPLES, _FEW_CLASSES = 64, 16
@@ -18,6 +22,10 @@ _EXAMPLES, _FEW_CLASSES = 64, 16
 _FIRST_LAYERS, _FOR_BYTES = 4, 1 / 100
 # Values up to this magnitude have already been divided by 255, and perhaps normalised.
 _SCALED = 4.0
+# Numbers of examples among which the first one's values are computed, and the least difference that is reported.
+_FEW, _MORE, _COUPLED = 2, 4, 1e-2
+# Objectives that are known to compute each example apart.
+_OF_ZOO = ("tfdist.zoo.objectives:classification", "tfdist.zoo.objectives:regression")
 
 
 def report(run: Run, reporter: Reporter) -> None:
@@ -41,8 +49,34 @@ def report(run: Run, reporter: Reporter) -> None:
     outputs = getattr(run.context.model, "output_shape", None)
     if labels is not None and labels.dtype.kind in "iu" and labels.ndim == 1 and isinstance(outputs, tuple):
         notes += label_notes(labels, outputs)
+    if objective["target"] not in _OF_ZOO and len(next(iter(batch.values()))) >= _MORE:
+        notes += coupled(run.context.objective, batch)
     for note in notes:
         reporter.warning(f"WARNING: {note}")
+
+
+def coupled(objective: Objective, batch: Batch) -> Iterator[str]:
+    """Yields a warning for each value of an example that depends on the other examples.
+
+    Such as by shapes [n, 1] and [n], whose difference is [n, n]. Each replica computes its examples apart, so that
+    another number of replicas would give other values.
+    """
+    few, again, more = (
+        objective.function(
+            objective.model, {name: tf.constant(value[:count]) for name, value in batch.items()}, training=False
+        )
+        for count in (_FEW, _FEW, _MORE)
+    )
+    for name in few:
+        one, same, other = (float(values[name][0]) for values in (few, again, more))
+        # Equal to itself, because a function may draw random numbers.
+        if one == same and not math.isclose(one, other, rel_tol=_COUPLED, abs_tol=_COUPLED):
+            yield (
+                f"config.objective: {name!r} of an example depends on other examples: that of the first one is "
+                f"{one:.6g} in a batch of {_FEW} and {other:.6g} in a batch of {_MORE}. Each replica computes its "
+                "examples alone, so another number of replicas gives other results. Do shapes [n, 1] and [n] meet in "
+                "a difference?"
+            )
 
 
 def _scaled_twice(model: keras.Model, inputs: np.ndarray, prepare: dict[str, Any]) -> Iterator[str]:
