@@ -114,6 +114,12 @@ def test_labels_of_a_table_are_found_by_the_names_of_the_training(values, rows, 
     assert (found is None) if labels is None else found.tolist() == labels
 
 
+def test_errors_of_predicted_numbers_are_of_the_rows_that_have_one(tmp_path):
+    found = table_of(tmp_path, "x,y\n0,1.5\n0,\n0,4\n", x=NUMBER, y=TARGET).targets
+    assert predict.errors(np.array([1.0, 9.0, 6.0]), found, "y").startswith("mean absolute error 1.25, root")
+    assert table_of(tmp_path, "x\n0\n", x=NUMBER, y=TARGET).targets is None
+
+
 @pytest.mark.parametrize("rows", ["grade\n1\nTRUE\n", "grade\n01\n02\n", 'grade\n1\n""\n02\n'])
 def test_categories_of_a_table_are_the_texts_of_the_file(rows, tmp_path, capsys):
     """Of a file with digits only, or with a missing text, pandas makes numbers: 01 is 1 then, and 1 is 1.0."""
@@ -291,6 +297,8 @@ def outputs_of_file(form, path, images):
     if form == "tf_saved_model":
         loaded = tf.saved_model.load(str(path))  # Its variables live as long as this name.
         return loaded.serve(images).numpy()
+    if form == "keras":
+        return keras.models.load_model(path).predict(images, verbose=0)
     if form == "onnx":
         import onnxruntime
 
@@ -306,6 +314,7 @@ def outputs_of_file(form, path, images):
     ("form", "packages", "file"),
     [
         ("tf_saved_model", (), "savedmodel"),
+        ("keras", (), "exported.keras"),
         pytest.param("litert", (), "model.tflite", marks=pytest.mark.slow),
         ("onnx", ("onnx", "tf2onnx", "onnxruntime"), "model.onnx"),
     ],

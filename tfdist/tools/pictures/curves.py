@@ -82,6 +82,7 @@ def draw(runs: Sequence[Run], names: Sequence[str] = (), *, log: bool = False, x
         for index, run in enumerate(runs):
             _draw_run(axes, run, name, index, x, min(3, len(runs) - 1 - index))
         axes.set(title=name.replace("_", " "), xlabel=x.replace("_", " "))
+        axes.tick_params(labelbottom=True)  # In each row, though the panels share the axis.
         axes.set(xscale="log") if x == "learning_rate" else axes.set_xlim(0, None)
         if log and name == "loss":
             axes.set_yscale("log")

@@ -28,13 +28,16 @@ class Rows:
     """A source of the rows of an array, with the `names` of the examples.
 
     `labels`: int64 [n], -1 for an example without a label; None: there are no labels.
+    `targets`: float32 [n], the numbers that the model predicts, NaN where they are not known; None: they are not known.
     """
 
     # The heading of the names.
     kind = "row"
 
-    def __init__(self, key: str, array: np.ndarray, labels: np.ndarray | None = None):
-        self._key, self._array, self.labels = key, array, labels
+    def __init__(
+        self, key: str, array: np.ndarray, labels: np.ndarray | None = None, targets: np.ndarray | None = None
+    ):
+        self._key, self._array, self.labels, self.targets = key, array, labels, targets
         self.names = [str(number) for number in range(len(array))]
 
     def __len__(self) -> int:
@@ -113,7 +116,8 @@ def read_table(saved: SavedRun, key: str, path: Path) -> Rows:
     text instead of numbers.
     """
     columns, label = saved.about["columns"], saved.label_column
-    read, encode, class_name = (_of_zoo(f"sources.table:{name}") for name in ("read", "encode", "class_name"))
+    names = ("read", "encode", "class_name", "is_number", "as_float32")
+    read, encode, class_name, is_number, as_float32 = (_of_zoo(f"sources.table:{name}") for name in names)
     # pandas would read a category as numbers if all its values in this file are digits.
     categories = [name for name, each in columns.items() if each["kind"] == "category"]
     frame = read(str(path), categories)
@@ -122,12 +126,14 @@ def read_table(saved: SavedRun, key: str, path: Path) -> Rows:
         if new:
             shown = ", ".join(new[:_MOST]) + (", ..." if len(new) > _MOST else "")
             print(f"WARNING: {path}: {name} has values that the training data did not have: {shown}", file=sys.stderr)
-    labels = None
+    labels = targets = None
     if columns[label]["kind"] == "class" and label in frame:
         numbers = {text: number for number, text in enumerate(columns[label]["values"])}
         labels = np.array([numbers.get(class_name(value), -1) for value in frame[label]], np.int64)
         labels = labels if (labels >= 0).any() else None
-    return Rows(key, encode(frame, columns), labels)
+    elif label in frame and is_number(frame[label]):
+        targets = as_float32(frame[label])
+    return Rows(key, encode(frame, columns), labels, targets)
 
 
 def open_examples(saved: SavedRun, words: Sequence[str]) -> Any:

@@ -1,8 +1,9 @@
 """Writes the model of a run for another library: `python -m tfdist export RUN --format=FORMAT [OUT]`.
 
-The formats are of Keras' `Model.export`: a SavedModel of TensorFlow, ONNX, OpenVINO, and LiteRT (TensorFlow Lite). OUT
-is the file, or the folder of a SavedModel; by default it is in the workdir.
+The formats are those of Keras' `Model.export`, a SavedModel of TensorFlow, ONNX, OpenVINO and LiteRT (TensorFlow Lite),
+and Keras' own file. OUT is the file, or the folder of a SavedModel; by default it is in the workdir.
 
+    python -m tfdist export runs/digits --format=keras --checkpoint=best
     python -m tfdist export runs/digits --format=onnx
     python -m tfdist export runs/digits --format=tf_saved_model --checkpoint=best serving/digits/1
 """
@@ -26,7 +27,13 @@ from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 
 # Format -> the name in the workdir.
-NAMES = {"tf_saved_model": "savedmodel", "onnx": "model.onnx", "openvino": "model.xml", "litert": "model.tflite"}
+NAMES = {
+    "tf_saved_model": "savedmodel",
+    "onnx": "model.onnx",
+    "openvino": "model.xml",
+    "litert": "model.tflite",
+    "keras": "exported.keras",
+}
 _NEEDS = {"onnx": "'tfdist[export]'", "openvino": "openvino"}
 USAGE = f"RUN --format={'|'.join(NAMES)} [OUT] [flags]"
 
@@ -89,9 +96,12 @@ def export(args: argparse.Namespace) -> int:
     tables.make_folder(path.parent if name.suffix else path)
     model = plain_model(saved, args.checkpoint)
     try:
-        # Without a signature, Keras cannot export a model to ONNX before a call; a Sequential model has no `input`.
-        inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-        model.export(str(path), format=args.format, verbose=False, input_signature=[inputs])
+        if args.format == "keras":
+            model.save(path)
+        else:
+            # Without a signature, Keras cannot export a model to ONNX before a call; a Sequential model has no `input`.
+            inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+            model.export(str(path), format=args.format, verbose=False, input_signature=[inputs])
     except ImportError as error:
         raise ValueError(f"--format={args.format}: {error}: pip install {_NEEDS.get(args.format, 'it')}") from None
     except ValueError as error:

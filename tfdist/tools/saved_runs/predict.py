@@ -8,7 +8,7 @@ They are prepared as in an evaluation of the run.
 
 The table has the class and its probability for each file; --out writes it with the probabilities of all classes. Images
 in a folder with the name of a class count as examples of this class, and rows of a table with the label's column as
-examples of that label: the accuracy is printed, too.
+examples of that label: the accuracy is printed, too, or the errors of predicted numbers.
 """
 
 import argparse
@@ -129,6 +129,9 @@ def predict(args: argparse.Namespace) -> int:
     if cluster.is_chief:
         header, rows = table(saved, source, outputs)
         _show(header, rows, saved.classes, source.labels, "" if args.out else "; --out=FILE.csv has all")
+        targets = getattr(source, "targets", None)
+        if targets is not None and not np.isnan(targets).all():
+            print(errors(outputs.reshape(len(outputs), -1)[:, 0], targets, saved.label_column))
         if args.out:
             tables.write_csv(args.out, header, rows)
             print(args.out)
@@ -155,6 +158,15 @@ def _show(
         known = int((labels >= 0).sum())
         right = sum(number >= 0 and classes[number] == row[1] for number, row in zip(labels, rows, strict=True))
         print(f"accuracy {right / known:.4f}: {right:,} of {known:,}, by their labels")
+
+
+def errors(predicted: np.ndarray, targets: np.ndarray, name: str) -> str:
+    """Returns a line with the errors of predicted numbers; `targets` are NaN where they are not known."""
+    known = ~np.isnan(targets)
+    errors = predicted[known].astype(np.float64) - targets[known]
+    mean, root = np.abs(errors).mean(), np.sqrt(np.square(errors).mean())
+    rows = f"{known.sum():,} rows with {name!r}"
+    return f"mean absolute error {mean:.4g}, root of the mean squared error {root:.4g}: {rows}"
 
 
 def main(args: argparse.Namespace) -> None:

@@ -159,7 +159,7 @@ def encode(frame: Any, columns: Mapping[str, Mapping[str, Any]]) -> np.ndarray:
             texts = values.astype(str).to_numpy()
             parts.append(np.stack([texts == value for value in column["values"]], axis=1))
         elif is_number(values):
-            numbers = _as_float32(values)
+            numbers = as_float32(values)
             parts.append(np.where(np.isnan(numbers), column["missing"], numbers)[:, np.newaxis])
         else:
             from pandas import to_numeric
@@ -198,7 +198,7 @@ def _refuse_commas(values: Any, name: str) -> None:
         )
 
 
-def _as_float32(values: Any) -> np.ndarray:
+def as_float32(values: Any) -> np.ndarray:
     """Returns a column of numbers; raises ValueError, which names the row, for one that float32 cannot hold."""
     with np.errstate(over="ignore"):
         numbers = values.to_numpy(np.float64, na_value=np.nan).astype(np.float32)
@@ -215,6 +215,6 @@ def _encode_label(frame: Any, label: str, column: Mapping[str, Any], name: str) 
         count = int(values.isna().sum())
         raise ValueError(f"{name}: {count} rows have no value in the column {label!r}; the first is row {row}.")
     if column["kind"] == "number":
-        return {"targets": _as_float32(values)}
+        return {"targets": as_float32(values)}
     numbers = {text: number for number, text in enumerate(column["values"])}
     return {"label": np.array([numbers[class_name(value)] for value in values.tolist()], np.int64)}
