@@ -24,8 +24,6 @@ _FIRST_LAYERS, _FOR_BYTES = 4, 1 / 100
 _SCALED = 4.0
 # Numbers of examples among which the first one's values are computed, and the least difference that is reported.
 _FEW, _MORE, _COUPLED = 2, 4, 1e-2
-# Objectives that are known to compute each example apart.
-_OF_ZOO = ("tfdist.zoo.objectives:classification", "tfdist.zoo.objectives:regression")
 
 
 def report(run: Run, reporter: Reporter) -> None:
@@ -49,7 +47,8 @@ def report(run: Run, reporter: Reporter) -> None:
     outputs = getattr(run.context.model, "output_shape", None)
     if labels is not None and labels.dtype.kind in "iu" and labels.ndim == 1 and isinstance(outputs, tuple):
         notes += label_notes(labels, outputs)
-    if objective["target"] not in _OF_ZOO and len(next(iter(batch.values()))) >= _MORE:
+    # Objectives of tfdist compute each example alone.
+    if not str(objective["target"]).startswith("tfdist.") and len(next(iter(batch.values()))) >= _MORE:
         notes += coupled(run.context.objective, batch)
     for note in notes:
         reporter.warning(f"WARNING: {note}")
