@@ -384,7 +384,8 @@ class GlobalView:
         rows = self.rows.scaled(per_example)
 
         def backward(upstream: tf.Tensor) -> tf.Tensor:
-            return rows.gather(upstream) / tf.cast(rows.replicas, upstream.dtype)
+            # Of a lookup of rows, as by `tf.gather`, it is tf.IndexedSlices.
+            return rows.gather(tf.convert_to_tensor(upstream)) / tf.cast(rows.replicas, upstream.dtype)
 
         @tf.custom_gradient
         def cut(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
@@ -420,6 +421,7 @@ class GlobalView:
 
         def backward(upstream: tf.Tensor) -> tf.Tensor:
             low, high = rows.low, rows.low + rows.count
+            upstream = tf.convert_to_tensor(upstream)  # Of a lookup of rows it is tf.IndexedSlices.
             # All replicas have the same gradient, unless it becomes a part of a loss.
             if not self.recording:
                 return upstream[low:high] * tf.cast(rows.replicas, upstream.dtype)
