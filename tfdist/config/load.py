@@ -80,6 +80,8 @@ def load(path: str, fields: Sequence[str] = ()) -> schema.Config:
         values(argv)
     except flags.Error as error:
         sys.exit(str(error).removeprefix("flag "))
+    except KeyError as error:
+        sys.exit(f"--config: {error.args[0]}. A dict on the command line replaces all items: write this one into it.")
     for holder, field in places:
         may_be = typing.get_args(typing.get_type_hints(type(holder)).get(field))
         if types.NoneType in may_be and getattr(holder, field) in _NONE:  # A string: its parser does not know None.

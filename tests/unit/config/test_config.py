@@ -313,6 +313,7 @@ def test_a_wrong_override_is_refused_with_its_field(command_line, argument, mess
         (["--config=typo.py"], "unexpected keyword argument 'sed'. Did you mean the field config.seed?"),
         (["--config=section.py"], "unexpected keyword argument 'callbacks'. Did you mean the field config.callbacks?"),
         (["bse.py"], "/bse.py. Did you mean --config=base.py?"),
+        (["base.py", "--config.data.prepare={'target': 'a:b'}", "--config.data.prepare.new=3"], "data.prepare.new"),
         (["--config", "nowhere.py"], "--config=nowhere.py: there is no file /"),
         (["base.py", "eval"], "'eval' is one word too many."),
         (["--config=other.py"], "get_config() must return a tfdist.config.Config or a ConfigDict. Received: dict"),
