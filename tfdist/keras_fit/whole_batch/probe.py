@@ -46,6 +46,10 @@ class Probe(GlobalView):
     untried: list[str] = dataclasses.field(default_factory=list)
     # The operations of draws that are replaced by constants: [first, last) in the order of the graph.
     constants: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    # What calls have assigned to variables.
+    scope: keras.StatelessScope = dataclasses.field(
+        default_factory=functools.partial(keras.StatelessScope, collect_losses=True)
+    )
     # Losses that the call of a layer adds, each with words for a message; None outside of a call from the step.
     numbers: list[tuple[str, tf.Tensor]] | None = None
 
@@ -97,6 +101,7 @@ class Probe(GlobalView):
         masks = [rows.mask_of(one) if n else None for one, n in zip(flat, times, strict=True)]
         before, is_outermost = len(self.graph.get_operations()), self.numbers is None
         numbers = [[]] if is_outermost else []
+        assigned = dict(self.scope.state_mapping)
         with patching.set_in_block(self, numbers=numbers[0] if is_outermost else self.numbers):
             whole = original(layer, *args, **keywords)
         if self.in_inner_graph:
@@ -113,7 +118,11 @@ class Probe(GlobalView):
             ]
             some, named = tf.nest.pack_sequence_as((args, keywords), cut)
             numbers.append([])
-            with patching.set_in_block(self, compares=False, numbers=numbers[-1]):
+            # Each call begins with the same variables: a layer may update them, and use the new values.
+            with (
+                patching.set_in_block(self, compares=False, numbers=numbers[-1]),
+                patching.set_in_block(self.scope, state_mapping=dict(assigned)),
+            ):
                 parts.append(tf.nest.flatten(original(layer, *some, **named)))
         for one, *halves in zip(tf.nest.flatten(whole), *parts, strict=True):
             if isinstance(one, tf.Tensor) and one.dtype != tf.string:
@@ -225,7 +234,7 @@ def mixing_layers(
         batch = tf.nest.map_structure(lambda one: one if one is None else next(given), data)
         probe = Probe.of_batch(size, 2, base.numbers_of_rows(batch, divided))
         with contextlib.ExitStack() as stack:
-            stack.enter_context(keras.StatelessScope(collect_losses=True))
+            stack.enter_context(probe.scope)
             stack.enter_context(keras.SymbolicScope())  # Otherwise penalties on weights get None for a weight.
             for owner, name in _DRAWS:
                 stack.enter_context(patching.patch(owner, name, probe.draw_constant))
