@@ -80,12 +80,12 @@ PRIVATE_NAMES = {
         "tensorflow.python.data.ops.multi_device_iterator_ops": "device datasets have no options",
         "_create_device_dataset": "patched while an iterator is made, for the same reason",
     },
+    "tfdist.cluster.mirrored_variables": {
+        "tensorflow.python.distribute.values": "MirroredVariable lacks methods that tf.Variable has, such as __float__",
+    },
     "tfdist.cluster.several_workers.multi_worker": {
         "tensorflow.python.distribute.collective_all_reduce_strategy": "logical CPUs, for tests (tensorflow#57743)",
         "_initialize_local_devices": "patched while the strategy is made: logical CPU devices, for tests",
-    },
-    "tfdist.cluster.strategy": {
-        "tensorflow.python.distribute.values": "MirroredVariable has no __float__ and __int__, as tf.Variable has",
     },
     "tfdist.data.autograph": {
         "tensorflow.python.autograph.core.ag_ctx": "AutoGraph for users' functions only",

@@ -5,16 +5,14 @@ import os
 from collections.abc import Mapping
 
 import tensorflow as tf
-from tensorflow.python.distribute import values
 
 from tfdist import config as config_lib
-from tfdist.cluster import interruption
+from tfdist.cluster import interruption, mirrored_variables
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.control import heartbeat_monitor, single_worker
 from tfdist.cluster.devices import gpu_software, onednn, replicas
 from tfdist.cluster.discovery.roster import Roster
 from tfdist.cluster.planning import ClusterPlan, Started, configure_devices, describe_notes, plan
-from tfdist.config import patching
 
 
 def connect(
@@ -53,7 +51,7 @@ def connect(
         raise RuntimeError(f"{started.strategy.num_replicas_in_sync} replicas instead of {planned.num_replicas}")
     if planned.implementation == "tcp" and not replicas.rings:
         planned = dataclasses.replace(planned, implementation="ring")
-    _add_number_conversions()
+    mirrored_variables.add_methods()
     return Cluster(
         strategy=started.strategy,
         rank=planned.worker_spec.rank,
@@ -77,15 +75,6 @@ def _start_alone(planned: ClusterPlan, stop: interruption.StopRequest | None) ->
     # It sends no messages, and only watches this process.
     monitor = heartbeat_monitor.start(rank=0, members=members, options=planned.options)
     return Started(strategy=strategy, members=members, monitor=monitor, notes=notes)
-
-
-def _add_number_conversions() -> None:
-    """Adds `float(variable)` and `int(variable)`, which callbacks use, to mirrored variables, which lack them."""
-    for name, kind in (("__float__", float), ("__int__", int)):
-        if not hasattr(values.MirroredVariable, name):
-            patching.replace_attribute(
-                values.MirroredVariable, name, lambda variable, kind=kind: kind(variable.numpy())
-            )
 
 
 def _make_roster(planned: ClusterPlan, started: Started) -> Roster:
