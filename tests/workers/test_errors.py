@@ -22,6 +22,7 @@ from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import error_report, interruption
 from tfdist.data import inspection
+from tfdist.tools.many_runs import run_state
 from tfdist.training import checkpointing, loop, setup
 
 pytestmark = pytest.mark.usefixtures("own_signals")
@@ -339,6 +340,8 @@ def test_a_loss_that_is_no_number_stops_all_and_keeps_the_last_good_checkpoint(t
         assert found and "Traceback" not in output, output
         first, last, saved = map(int, found.groups())
         assert (first <= 31 <= last <= 35 and saved == 24) or saved == 30
+    run = run_state.read(tmp_path / "run")
+    assert run["state"] == "diverged" and "The loss is nan" in run["trouble"]
     newest = checkpoint_format.newest_valid(tmp_path / "run" / "checkpoints", pytest.fail)
     assert newest.step in (24, 30) and finite(newest.path)
     assert not (tmp_path / "run" / checkpointing.FINISHED).exists()

@@ -23,6 +23,8 @@ from tfdist import config as c
 from tfdist.checkpoint import directory, workdir_lock
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption, slurm_requeue
+from tfdist.report import read_back
+from tfdist.tools.many_runs import run_state
 from tfdist.training import checkpointing, loop, opening, setup
 from tfdist.training import run as run_lib
 from tfdist.training.evaluation import saved_checkpoint
@@ -74,6 +76,7 @@ def interrupt(command: list[str], workdir: pathlib.Path, workers: int, number: i
         )
     assert seconds < PATIENCE, f"{seconds} s\n{said}"
     assert not (workdir / checkpointing.FINISHED).exists()
+    assert run_state.read(workdir)["state"] == ("lost" if number == KILL else "stopped")
     return outputs
 
 
@@ -128,6 +131,9 @@ def test_an_interrupted_run_is_the_uninterrupted_one_to_the_bit(uninterrupted, t
     outputs, _ = at_once(interrupted, lambda: uninterrupted(workers))
     assert "resumed from" in outputs[0] and f"finished after step {STEPS}" in outputs[0]
     assert_same_run(uninterrupted(workers), tmp_path)
+    # A chief that is killed cannot say how its start has ended.
+    ends = ["stopped" if number != KILL else "" if victim == 0 else "lost" for number, victim in interruptions]
+    assert [start["end"] for start in read_back.read_starts(tmp_path)] == [*ends, "finished"]
 
 
 @pytest.mark.slow
@@ -254,6 +260,15 @@ def test_another_best_metric_starts_the_search_anew(tmp_path):
     assert best == {"step": 90, "metric": "accuracy", "value": accuracy}
 
 
+def assert_only_the_second_step_is_progress(services, state) -> None:
+    """A job that is too short makes one step a start."""
+    for progress in (False, True):
+        state.step += 1
+        checkpointing.save(services, state)
+        checkpointing.wait_until_saved(services, state)
+        assert slurm_requeue.progressed() is progress
+
+
 @pytest.mark.slow
 def test_after_a_damaged_newest_checkpoint_only_a_new_one_is_progress(uninterrupted, tmp_path, monkeypatch, capsys):
     """A job that dies before its first checkpoint was requeued for ever: the damaged one was newer than the start."""
@@ -271,18 +286,14 @@ def test_after_a_damaged_newest_checkpoint_only_a_new_one_is_progress(uninterrup
     monkeypatch.setenv("PATH", str(tmp_path))  # There is no scontrol.
     slurm_requeue.requeue()
     assert state.step < STEPS and "this attempt saved no new checkpoint" in capsys.readouterr().err
-    for progress in (False, True):  # A job that is too short makes one step a start.
-        state.step += 1
-        checkpointing.save(services, state)
-        checkpointing.wait_until_saved(services, state)
-        assert slurm_requeue.progressed() is progress
+    assert_only_the_second_step_is_progress(services, state)
     slurm_requeue.requeue()
     assert "job not requeued: scontrol not found" in capsys.readouterr().err
     checkpointing.close(services)
 
 
 def test_a_single_step_is_no_progress_of_a_job(tmp_path, monkeypatch):
-    """A job that is too short makes one step a start, and was requeued for ever."""
+    """It was requeued for ever."""
 
     def change(config: c.Config) -> None:
         linear_for(1)(config)
@@ -290,11 +301,7 @@ def test_a_single_step_is_no_progress_of_a_job(tmp_path, monkeypatch):
 
     monkeypatch.setattr(slurm_requeue, "_policy", None)  # Until the end of this test.
     services, state = opening.open_run(in_process(tmp_path / "run", change))
-    for progress in (False, True):
-        state.step += 1
-        checkpointing.save(services, state)
-        checkpointing.wait_until_saved(services, state)
-        assert slurm_requeue.progressed() is progress
+    assert_only_the_second_step_is_progress(services, state)
     checkpointing.close(services)
 
 
