@@ -48,6 +48,7 @@ def asynchronous(workdir, *flags, code):
     """Runs the command, which must exit with `code` and leave no process; returns what it printed."""
     command = [
         *("-m", "tfdist", "asynchronous", "--config=configs/digits.py", f"--workdir={workdir}"),
+        "--config.data.prepare={'target': 'test_asynchronous:signals_a_worker'}",
         *("--config.cluster.connect_seconds=240", "--config.train.epochs=none", "--config.train.steps=150"),
         *("--config.learning_rate.warmup_epochs=0", "--config.learning_rate.peak=0.02"),
         *("--config.report.every.steps=50", "--config.report.every.epochs=none", "--config.report.tensorboard=false"),
@@ -69,8 +70,7 @@ def starts(workdir):
 @pytest.mark.slow
 def test_a_lost_worker_is_named_and_the_same_command_resumes(tmp_path):
     for code in (interruption.EXIT_PEER_LOST, 0):
-        prepare_flag = "--config.data.prepare={'target': 'test_asynchronous:signals_a_worker'}"
-        done = asynchronous(tmp_path, prepare_flag, code=code)
+        done = asynchronous(tmp_path, code=code)
         assert len(re.findall(r"^(?:worker|ps) \d: pid \d+$", done.stdout, re.MULTILINE)) == 3
         # Of TensorFlow's log only the error of the lost worker.
         assert not re.search(r"^[IW]\d{4} |session config|InitializeLog", done.stderr, re.MULTILINE), done.stderr
@@ -90,10 +90,8 @@ def test_a_lost_worker_is_named_and_the_same_command_resumes(tmp_path):
 
 @pytest.mark.slow
 def test_a_stopped_worker_ends_the_run(tmp_path):
-    prepare_flag = (
-        f"--config.data.prepare={{'target': 'test_asynchronous:signals_a_worker', 'number': {signal.SIGSTOP}}}"
-    )
-    done = asynchronous(tmp_path, prepare_flag, "--config.cluster.stall_seconds=10", code=interruption.EXIT_PEER_LOST)
+    options = (f"--config.data.prepare.number={signal.SIGSTOP:d}", "--config.cluster.stall_seconds=10")
+    done = asynchronous(tmp_path, *options, code=interruption.EXIT_PEER_LOST)
     assert "tfdist: no update has ended for 10 s (config.cluster.stall_seconds): a task is stopped" in done.stderr
     assert starts(tmp_path)[-1]["end"] == "lost"
 
@@ -111,35 +109,26 @@ def test_other_launchers_need_tf_config():
 
 @pytest.mark.parametrize("text", ["", "{}", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'])
 def test_tf_config_without_servers_is_refused(text):
-    with pytest.raises(
-        ValueError,
-        match=r"needs a chief, workers and parameter servers: start python -m tfdist asynchronous",
-    ):
+    with pytest.raises(ValueError, match=r"needs a chief, workers and parameter servers"):
         tasks.task_spec({"TF_CONFIG": text})
 
 
 def test_a_missing_worker_is_named():
     addresses = {"chief": ["localhost:1"], "worker": ["localhost:2"], "ps": ["localhost:3"]}
     mine = tasks.TaskSpec(addresses=addresses, kind="chief", index=0)
-    with pytest.raises(
-        TimeoutError, match=r"2 worker\(s\) or .* did not start within 0 s .*: localhost:2, localhost:3"
-    ):
+    with pytest.raises(TimeoutError, match=r"2 worker\(s\) or .* within 0 s .*: localhost:2, localhost:3"):
         tasks.connect(mine, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("section", "message"),
     [
-        ({"train": {"precision": "float16"}}, r'config\.train\.precision="float16" needs a loss scale'),
-        ({"train": {"micro_batches": 2}}, r"config\.train\.micro_batches=2 cannot be used .* set it to 1\."),
-        ({"train": {"recompute": ["block_*"]}}, r"config\.train\.recompute=\['block_\*'\] cannot .* set it to \[\]"),
-        ({"communication": {"dtype": "bfloat16"}}, r"communication\.dtype='bfloat16' cannot .* set it to 'float32'"),
+        (c.Train(steps=1, precision="float16"), r'config\.train\.precision="float16" '),
+        (c.Train(steps=1, recompute=["block_*"]), r"config\.train\.recompute=\['block_\*'\] .* set it to \[\]"),
+        (c.Communication(dtype="bfloat16"), r"communication\.dtype='bfloat16' .* set it to 'float32'"),
     ],
 )
-def test_asynchronous_training_refuses_other_options(fields, message):
-    train, communication = (
-        c.Train(steps=1, **fields.get("train", {})),
-        c.Communication(**fields.get("communication", {})),
-    )
+def test_asynchronous_training_refuses_other_options(section, message):
+    sections = {"train": c.Train(steps=1)} | {type(section).__name__.lower(): section}
     with pytest.raises(ValueError, match=message):
-        command_lib.check(c.Config(model={"target": "x:y"}, train=train, communication=communication))
+        command_lib.check(c.Config(model={"target": "x:y"}, **sections))

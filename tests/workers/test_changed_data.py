@@ -6,6 +6,7 @@ import pathlib
 import keras
 import numpy as np
 import pytest
+from PIL import Image
 
 import tfdist
 from tfdist import config as c
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("own_signals", "own_process")
 
 @pytest.fixture
 def root(tmp_path):
-    """40 images of noise, PATH/SPLIT/CLASS/NUMBER.png, all of one size in bytes."""
+    """40 images of noise, PATH/SPLIT/CLASS/NUMBER.bmp, all of one size in bytes."""
     rng = np.random.default_rng(0)
     for split, count in (("train", 16), ("test", 4)):
         for label in ("cat", "dog"):
@@ -27,10 +28,7 @@ def root(tmp_path):
 
 
 def write(path: pathlib.Path, rng: np.random.Generator) -> None:
-    header = b"BM" + (54 + 192).to_bytes(4, "little") + bytes(4) + (54).to_bytes(4, "little")
-    header += (40).to_bytes(4, "little") + (8).to_bytes(4, "little") * 2 + (1).to_bytes(2, "little")
-    header += (24).to_bytes(2, "little") + bytes(24)
-    path.write_bytes(header + rng.integers(0, 255, 192, np.uint8).tobytes())
+    Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(path)
 
 
 def train(root: pathlib.Path, epochs: int, **options) -> None:

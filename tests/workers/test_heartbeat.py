@@ -142,6 +142,7 @@ def killed_or_stopped(number, victim):
 SCENES = {
     "slow callback": Scene(("callback", "behind"), (0, 1)),
     "busy": Scene(("leave", "busy"), (0, 1)),
+    "busy chief": Scene(("busy", "leave"), (0, 1)),
     "write": Scene(("write", "run"), (0,), victim=1),
     "finished early": Scene(("collect", "leave"), (0, 1)),
     "stalled": Scene(("stall", "run"), (0, 1)),
@@ -157,7 +158,7 @@ SCENES = {
 
 
 SLOW = ("write", "finished early", "hanging start", "killed in the start", "no threads", (KILL, 2), "finished")
-SLOW += ("killed before its first heartbeat",)
+SLOW += ("killed before its first heartbeat", "busy chief")
 
 
 @pytest.fixture(scope="module")
@@ -206,9 +207,8 @@ def test_a_worker_that_is_killed_before_its_first_heartbeat_is_named(ended):
     """Its watchdog process was still starting and ended in silence: the others waited for two minutes."""
     seen = ended("killed before its first heartbeat")
     assert seen.codes == [LOST, LOST], seen.said
-    assert all(
-        f"worker 2 (host {os.uname().nodename}, pid {seen.processes[2].pid}) is lost" in text for text in seen.said
-    )
+    who = f"worker 2 (host {os.uname().nodename}, pid {seen.processes[2].pid}) is lost"
+    assert all(who in text for text in seen.said)
 
 
 @pytest.mark.slow
@@ -219,15 +219,13 @@ def test_a_worker_that_can_start_no_threads_ends_after_a_loss(ended):
     assert_named({0: seen.said[0]}, 1, seen.processes[1], silent=(0.0, SEEN_WITHIN))
 
 
-def test_a_worker_that_is_busy_without_letting_threads_run_is_not_lost(ended):
-    """Silent for twice the limit; a call of 25 s ended a run of the default limit of 10 s."""
-    assert ended("busy").codes == [0, 0] and ended("busy").said == ["", ""]
-
-
-@pytest.mark.slow
-def test_a_chief_that_is_busy_without_letting_threads_run_is_not_lost():
-    seen = play(Scene(("busy", "leave"), (0, 1)))
-    assert seen.codes == [0, 0] and seen.said == ["", ""]
+@pytest.mark.parametrize(
+    "name", slow_except(["busy", "busy chief", "slow callback", "finished"], ["busy", "slow callback"])
+)
+def test_workers_that_are_busy_slow_or_finished_are_not_lost(ended, name):
+    """Busy: without letting threads run. The callback takes longer than the limits of an execution and of the end."""
+    codes, said, *_ = ended(name)
+    assert set(codes) == {0} and set(said) == {""}, said
 
 
 @pytest.mark.slow
@@ -255,10 +253,7 @@ def test_a_worker_prints_all_stacks_when_its_calls_never_end(ended):
     codes, said, *_ = ended("stalled")
     assert codes == [LOST, LOST]
     for rank, text in enumerate(said):
-        line = (
-            rf"tfdist: worker {rank}: worker 0 \(host .*\) has not completed a step for 3\.\d s \(last step: \d+\)\. "
-        )
-        assert re.search(line, text), text
+        assert re.search(rf"tfdist: worker {rank}: worker 0 \(.*\) .* for 3\.\d s \(last step: \d+\)", text), text
         assert text.count("is lost") == 0 and text.count("tfdist: ") == 1
     assert "in nowhere" in said[0]
 
@@ -269,12 +264,6 @@ def test_the_reason_of_a_worker_that_fails_is_told_to_the_others(ended):
     for rank in (0, 2):
         line = rf"tfdist: worker {rank}: worker 1 \(host .*\) has ended: the disk is full\. Restart all workers\n"
         assert re.fullmatch(line, said[rank]), said[rank]
-
-
-@pytest.mark.slow
-def test_workers_that_have_finished_wait_for_each_other_and_are_not_lost(ended):
-    codes, said, *_ = ended("finished")
-    assert codes == [0, 0, 0] and said == ["", "", ""]
 
 
 @pytest.mark.slow
@@ -299,16 +288,8 @@ def test_a_worker_that_waits_for_one_that_has_finished_names_it(ended):
     codes, said, *_ = ended("finished early")
     assert codes == [LOST, LOST], said
     for rank, text in enumerate(said):
-        line = (
-            rf"tfdist: worker {rank}: worker 1 \(host .*\) has finished, but worker 0 \(host .*\) has waited for all "
-            r"workers for \d+\.\d s, in an exchange of values: every worker must call the same functions of tfdist\. "
-        )
+        line = rf"tfdist: worker {rank}: worker 1 \(host .*\) has finished, but worker 0 \(host .*\) .* for \d+\.\d s, "
         assert re.match(line, text), text
-
-
-def test_a_slow_callback_or_save_does_not_end_the_run(ended):
-    """Longer than the limits, of 3 s, of an execution and of the end of a run."""
-    assert ended("slow callback").codes == [0, 0] and ended("slow callback").said == ["", ""]
 
 
 # What workers begin with that connect, and do nothing else.

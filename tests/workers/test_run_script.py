@@ -120,18 +120,10 @@ def test_errors_show_the_script(tmp_path, fail, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            [],
-            r"tfdist\.run: the following arguments are required: SCRIPT\.py",
-        ),
+        ([], r"required: SCRIPT\.py"),
         (["missing.py"], r"there is no file missing\.py"),
-        (["--workdir=gs://bucket/run", SCRIPT], r"--workdir: 'gs://bucket/run' is an address, and must be a path"),
         ([SCRIPT.removesuffix(".py")], r"there is no file .*\. Did you mean \S+\.py\?"),
-        (
-            ["--logical_devices=two", SCRIPT],
-            r"--logical_devices: must be a whole number and at least 1\. Received: 'two'",
-        ),
-        (["--subprocesses=everywhere", SCRIPT], r"there is no flag --subprocesses\."),
+        (["--logical_devices=two", SCRIPT], r"--logical_devices: .* at least 1\. Received: 'two'"),
         (["--epochs=3", SCRIPT], r"there is no flag --epochs\. Flags of the script follow its name"),
     ],
 )
