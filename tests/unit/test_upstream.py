@@ -18,13 +18,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import forked
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 import test_house
-from launching import REPOSITORY, worker_environment
+from launching import REPOSITORY, python
 
 from tfdist.config import patching
 
@@ -552,10 +551,7 @@ def test_kinds_of_datasets_have_their_names():
 @pytest.mark.slow
 @pytest.mark.workers
 def test_three_steps_are_those_of_keras_own_fit(tmp_path):
-    words = [sys.executable, "-c", THREE_STEPS]
-    done = forked.run(words, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(python("-c", THREE_STEPS).stdout.splitlines()[-1])
     assert found["moved"] > 0.02 and found["differ"] < 2e-6, found
     for name, values in found["theirs"].items():
         assert found["ours"][name] == pytest.approx(values, abs=2e-6), found

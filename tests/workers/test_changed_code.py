@@ -77,6 +77,7 @@ def test_workers_with_other_code_or_settings_are_refused_before_they_connect(clo
     write_lab(clones[1], 255)
     (tmp_path / "keras.json").write_text(json.dumps({"image_data_format": "channels_first"}))
     settings = {"KERAS_HOME": str(tmp_path), "NVIDIA_TF32_OVERRIDE": "0", "XLA_FLAGS": "--xla_dump_to=/here"}
+    settings["TF_ENABLE_ONEDNN_OPTS"] = "0"
     command = ["tfdist.main", "--config=configs/small.py", f"--workdir={tmp_path / 'run'}"]
     codes, outputs = start(clones, command, **settings)
     assert codes == [1, 1], outputs

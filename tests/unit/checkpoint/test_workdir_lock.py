@@ -11,7 +11,7 @@ import time
 
 import forked
 import pytest
-from launching import REPOSITORY
+from launching import REPOSITORY, python
 from processes import until
 
 from tfdist.checkpoint import workdir_lock
@@ -192,6 +192,5 @@ try:
 except OSError as error:
     print(error.strerror)
 """
-    command = [sys.executable, "-c", code, str(tmp_path / "lock")]
-    assert subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout == "File too large\n"
+    assert python("-c", code, tmp_path / "lock", start=subprocess.run).stdout == "File too large\n"
     assert list(tmp_path.iterdir()) == []

@@ -5,9 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from launching import run_all, train_command, worker_environment
-from processes import run
-from topologies import environments
+from launching import python, worker_environment
 
 from tfdist.cluster.devices import onednn
 
@@ -59,19 +57,5 @@ def test_the_variable_the_saved_run_and_the_table_decide_in_this_order(choose, t
 def test_tensorflow_says_what_it_does(value, enabled):
     code = "import tfdist, os\nimport tensorflow\nfrom tfdist.cluster.devices import onednn\n"
     code += "print(onednn.enabled())"
-    env = worker_environment() | {onednn.VARIABLE: value}
-    assert subprocess.check_output([sys.executable, "-c", code], env=env, text=True).split() == [enabled]
-
-
-@pytest.mark.slow
-def test_workers_of_a_run_record_it_and_must_agree(tmp_path):
-    command = train_command(tmp_path / "run")
-    both = environments(2)
-    run_all([command] * 2, [env | {onednn.VARIABLE: "1"} for env in both])
-    recorded = json.loads((tmp_path / "run" / onednn.ENVIRONMENT).read_text())[onednn.ENTRY]
-    assert recorded == {"enabled": True}
-    both = environments(2)
-    codes, outputs = run(
-        [train_command(tmp_path / "other")] * 2, [env | {onednn.VARIABLE: str(i)} for i, env in enumerate(both)]
-    )
-    assert codes == [1, 1] and "oneDNN, of TF_ENABLE_ONEDNN_OPTS: 'off' on rank 0" in outputs[0], outputs
+    done = python("-c", code, start=subprocess.run, **{onednn.VARIABLE: value})
+    assert done.stdout.split() == [enabled]

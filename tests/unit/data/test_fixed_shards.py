@@ -4,10 +4,10 @@ import os
 import sys
 import textwrap
 
-import forked
 import numpy as np
 import pytest
 import tensorflow as tf
+from launching import python
 
 from tfdist import config
 from tfdist.configs.networks import imagenet
@@ -48,11 +48,8 @@ def test_memory_and_disk_of_a_worker_decrease_with_the_number_of_workers(tmp_pat
     """A quarter of 64 MiB."""
     images = np.random.default_rng(0).integers(0, 256, (8000, 8192, 1, 1), np.uint8)
     np.savez(tmp_path / "examples.npz", image_train=images, label_train=np.arange(8000))
-    words = [str(tmp_path / "examples.npz"), str(tmp_path / "cache")]
-    command = [sys.executable, "-c", textwrap.dedent(GROWTH), *words]
-    result = forked.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    memory, disk = map(float, result.stdout.split())
+    words = (tmp_path / "examples.npz", tmp_path / "cache")
+    memory, disk = map(float, python("-c", textwrap.dedent(GROWTH), *words).stdout.split())
     assert 12 < memory < 28 and disk == pytest.approx(62.5 / 4, rel=0.02)
 
 

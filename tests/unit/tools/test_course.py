@@ -4,10 +4,9 @@ import json
 import pathlib
 import re
 import subprocess
-import sys
 
 import pytest
-from launching import REPOSITORY, tfdist
+from launching import REPOSITORY, python, tfdist
 
 from tfdist.configs.laboratory import course as command
 from tfdist.configs.laboratory.task import LAPTOP, PAGE
@@ -257,7 +256,7 @@ def test_the_exercise_says_what_is_missing_and_is_right_when_completed(tmp_path)
         assert text.count(gap) == 1 or not gap
         text = text.replace(gap, solution) if gap else text
         (tmp_path / "exercise.py").write_text(text)
-        done = subprocess.run([sys.executable, tmp_path / "exercise.py"], capture_output=True, text=True, timeout=60)
+        done = python(tmp_path / "exercise.py", code=None, start=subprocess.run)
         printed.append([line.endswith("right") for line in done.stdout.splitlines()[:3]])
     assert printed == [[False] * 3, [True, False, False], [True, True, False], [True] * 3]
     assert float(re.search(r"differ by at most (\S+);", done.stdout)[1]) < 1e-12

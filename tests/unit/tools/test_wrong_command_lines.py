@@ -20,6 +20,9 @@ from tfdist.tools import child_runs, tables
         slow("doctor mine", "--config=mine: there is no file {cwd}/mine. "),
         slow("doctor --gpu digits", "tfdist doctor: --gpu measures this machine: "),
         ("why a b", "tfdist why was removed: `tfdist compare A B` names "),
+        ("trian digits", "tfdist: there is no command 'trian'. Nearest: train. "),
+        slow("scaling digits --replica=1,2", "tfdist scaling: there is no flag --replica. Did you mean --replicas=1,2"),
+        ("plot digits --workdir=x", "tfdist plot: there is no flag --workdir. --help lists all flags. "),
         ("train mine.py", "--config=mine.py: the file must define get_config(), "),
         # Values of flags, for commands with and without a config.
         ("sweep digits --random=0", "tfdist sweep: --random: must be a whole number and at least 1. "),
