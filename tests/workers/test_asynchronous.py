@@ -44,16 +44,19 @@ def signals_a_worker(batch, seeds, *, training, number=int(signal.SIGKILL)):
     return prepared
 
 
-def asynchronous(workdir, *flags, code):
-    """Runs the command, which must exit with `code` and leave no process; returns what it printed."""
+def asynchronous(workdir, *flags, code, number=signal.SIGKILL):
+    """Runs the command, which must exit with `code` and leave no process; returns what it printed.
+
+    A worker gets the signal `number`.
+    """
+    prepare = {"target": "test_asynchronous:signals_a_worker", "number": int(number)}
     command = [
         *("-m", "tfdist", "asynchronous", "--config=configs/digits.py", f"--workdir={workdir}"),
-        "--config.data.prepare={'target': 'test_asynchronous:signals_a_worker'}",
         *("--config.cluster.connect_seconds=240", "--config.train.epochs=none", "--config.train.steps=150"),
         *("--config.learning_rate.warmup_epochs=0", "--config.learning_rate.peak=0.02"),
         *("--config.report.every.steps=50", "--config.report.every.epochs=none", "--config.report.tensorboard=false"),
         *("--config.checkpoint.every.steps=20", "--config.checkpoint.every.epochs=none"),
-        *("--config.checkpoint.export=false", *flags),
+        *("--config.checkpoint.export=false", f"--config.data.prepare={prepare}", *flags),
     ]
     paths = ":".join(str(REPOSITORY / folder) for folder in ("", "tests/workers", "tests/support"))
     variables = {"PYTHONPATH": paths, "TO_KILL": str(workdir / "killed")}
@@ -90,8 +93,8 @@ def test_a_lost_worker_is_named_and_the_same_command_resumes(tmp_path):
 
 @pytest.mark.slow
 def test_a_stopped_worker_ends_the_run(tmp_path):
-    options = (f"--config.data.prepare.number={signal.SIGSTOP:d}", "--config.cluster.stall_seconds=10")
-    done = asynchronous(tmp_path, *options, code=interruption.EXIT_PEER_LOST)
+    limit = "--config.cluster.stall_seconds=10"
+    done = asynchronous(tmp_path, limit, code=interruption.EXIT_PEER_LOST, number=signal.SIGSTOP)
     assert "tfdist: no update has ended for 10 s (config.cluster.stall_seconds): a task is stopped" in done.stderr
     assert starts(tmp_path)[-1]["end"] == "lost"
 

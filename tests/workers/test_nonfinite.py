@@ -1,7 +1,6 @@
 """What is not finite: skipped, alike on all topologies and through interruptions, and bounded."""
 
 import pathlib
-import runpy
 
 import keras
 import numpy as np
@@ -10,6 +9,7 @@ import topologies
 from launching import REPOSITORY
 
 from tfdist import config as c
+from tfdist.config import load
 from tfdist.training import execution, loop, setup
 
 # The examples of tests/configs/same_run.py come in their own order here, 48 a step: those of steps 5, 6 and 7.
@@ -21,25 +21,8 @@ LINEAR = {"target": "tests.support.lab:linear", "num_classes": 10}
 pytestmark = pytest.mark.usefixtures("own_process")
 
 
-def config(nonfinite: str, *steps: int, limit: int = 10) -> c.Config:
-    """A run of 20 steps that saves after each 4, with one example that is NaN in each of `steps`."""
-    made = runpy.run_path(str(REPOSITORY / topologies.SAME_RUN))["get_config"]()
-    made.model, made.data.shuffle = dict(MODEL), False
-    made.data.prepare |= {"target": "tests.support.lab:with_nan", "examples": [OF_STEPS[step] for step in steps]}
-    made.checkpoint = c.Checkpoint(every=c.Every(steps=4), keep=9, export=False)
-    made.evaluation = c.Evaluation(every=c.Every())
-    made.train.nonfinite, made.train.nonfinite_limit = nonfinite, limit
-    return made
-
-
-def run(workdir: pathlib.Path, made: c.Config) -> None:
-    """Trains in this process."""
-    keras.utils.clear_session()
-    assert loop.train(setup.build_run(made, workdir)) == 0
-
-
 def options(*steps: int, nonfinite: str) -> list[str]:
-    """The same run for the command line."""
+    """A run of 20 steps that saves after each 4, with one example that is NaN in each of `steps`."""
     examples = [OF_STEPS[step] for step in steps]
     return [
         f"--config.model={MODEL}",
@@ -49,6 +32,17 @@ def options(*steps: int, nonfinite: str) -> list[str]:
         *("--config.evaluation.every.steps=none", "--config.checkpoint.export=false"),
         f"--config.train.nonfinite={nonfinite}",
     ]
+
+
+def config(nonfinite: str, *steps: int, limit: int = 10) -> c.Config:
+    words = options(*steps, nonfinite=nonfinite)
+    return load.load(str(REPOSITORY / topologies.SAME_RUN), [*words, f"--config.train.nonfinite_limit={limit}"])
+
+
+def run(workdir: pathlib.Path, made: c.Config) -> None:
+    """Trains in this process."""
+    keras.utils.clear_session()
+    assert loop.train(setup.build_run(made, workdir)) == 0
 
 
 @pytest.fixture(scope="module")

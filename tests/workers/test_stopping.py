@@ -183,25 +183,11 @@ def test_a_run_stops_before_its_time_limit(monkeypatch):
 
 
 EXITS = """
-import sys
-
-import keras
-
-from tfdist import config as c
-
+import sys, keras
 
 class Exits(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         sys.exit()
-
-
-def get_config():
-    return c.Config(
-        model={"target": "tests.support.lab:linear", "num_classes": 10},
-        data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=48),
-        train=c.Train(epochs=2),
-        callbacks=[{"target": "exits:Exits"}],
-    )
 """
 
 
@@ -211,7 +197,8 @@ def test_a_callback_that_exits_is_named_by_all_workers(tmp_path, monkeypatch, wo
     """The chief ended with 0 and without a word, and the others lost "another worker"."""
     (tmp_path / "exits.py").write_text(EXITS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    command = topologies.command(tmp_path / "run", config=str(tmp_path / "exits.py"))
+    options = ("--config.callbacks=[{'target': 'exits:Exits'}]", "--config.train.steps=40")
+    command = topologies.command(tmp_path / "run", *options)
     codes, outputs = processes.run([command] * workers, topologies.environments(workers))
     assert codes == [1] * workers, outputs
     for output in outputs:

@@ -167,9 +167,8 @@ def test_npz_names_what_it_lacks_and_looks_at_the_labels_of_all_splits(tmp_path)
     path = str(tmp_path / "x.npz")
     np.savez(path, **npz_arrays() | {"y_test": np.array([0, 1, 5, 0, 1, 2])})
     assert sources.npz("train", path=path).num_classes == 6
-    for split, classes, words in (("valid[:10]", None, "'valid'.* x_train, y_train"), ("train", 3, "'test'.*5 .* 2")):
-        with pytest.raises(ValueError, match=words):
-            sources.npz(split, path=path, num_classes=classes)
+    with pytest.raises(ValueError, match=r"'valid'.* x_train, y_train"):
+        sources.npz("valid[:10]", path=path)
     np.savez(path, x_train=np.zeros((0, 2)), y_train=np.zeros(0, int))
     with pytest.raises(ValueError, match=r"'train' .* 0 examples"):
         sources.npz("train", path=path)
@@ -270,9 +269,8 @@ def open_both(path, train, evaluation):
 
 
 def test_missing_splits_and_classes_are_named(tmp_path):
+    """One that a split lacks: tests/workers/test_errors.py."""
     make_folder(tmp_path, {"train": {"a": 5, "b": 5, "c": 5}, "other": {"a": 2, "c": 2}})
-    with pytest.raises(ValueError, match="lacks the class 'b'"):
-        open_both(tmp_path, "other", "train")
     (tmp_path / "other" / "d").mkdir()
     (tmp_path / "other" / "d" / "x.tiff").write_bytes(b"x")
     (tmp_path / "flat").mkdir()

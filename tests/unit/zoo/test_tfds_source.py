@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_datasets
 from parameters import slow_except
 from small_images import COUNTS, SmallImages, picture
+from test_sources import read_all
 
 from tfdist.zoo import sources
 
@@ -45,12 +46,6 @@ def folders(tmp_path_factory):
         write(SmallImages, root / file_format, file_format)
     write(UnevenImages, root / "array_record", "array_record")
     return {path.name: str(path) for path in root.iterdir()}
-
-
-def read_all(source, batch=7):
-    dataset = tf.data.Dataset.range(len(source)).batch(batch)
-    batches = list(dataset.map(source.read, num_parallel_calls=4).as_numpy_iterator())
-    return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
 
 
 WAYS = [("tfrecord", 2048), ("tfrecord", 0), ("array_record", 2048), ("array_record", 0)]
