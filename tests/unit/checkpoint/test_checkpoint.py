@@ -111,6 +111,8 @@ def test_a_written_array_is_read_again_to_the_bit(tmp_path):
 
 def test_the_newest_is_found_among_the_remains_of_killed_writers(tmp_path):
     assert newest(tmp_path / "nowhere") == (None, [])
+    with pytest.raises(ValueError, match="No valid checkpoint in"):
+        checkpoint_format.find(tmp_path / "nowhere", "newest", print)
     first, second = saved(tmp_path, 99_999_999, 100_000_000)  # Compared as numbers.
     shutil.copytree(second, tmp_path / "step-100000001.writing")
     (tmp_path / "step-100000001.writing" / "manifest.json").unlink()
@@ -230,11 +232,6 @@ def test_no_run_begins_anew_over_damaged_checkpoints_or_those_of_a_newer_format(
     lines = str(raised.value).splitlines()
     assert f"{tmp_path}:" in lines[0] and "--workdir" in lines[-1] and len(lines) == 4 and said == []
     assert all(f"step-0000000{step}" in lines[3 - step] and "format 99" in lines[3 - step] for step in (1, 2))
-
-
-def test_finding_nothing_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="No valid checkpoint in"):
-        checkpoint_format.find(tmp_path, "newest", print)
 
 
 def test_the_newest_few_and_the_best_are_kept(tmp_path):

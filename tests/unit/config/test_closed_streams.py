@@ -45,7 +45,6 @@ def test_no_file_gets_the_number_of_a_closed_stream(tmp_path, streams):
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 @pytest.mark.parametrize(
     "words", [["-m", "tfdist.main", "--config=digits", "--epochs=1", "--workdir=run"], ["script.py"]], ids=str
 )

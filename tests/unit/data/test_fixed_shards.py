@@ -41,7 +41,6 @@ GROWTH = """
 """
 
 
-@pytest.mark.workers
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_and_disk_of_a_worker_decrease_with_the_number_of_workers(tmp_path):

@@ -28,6 +28,5 @@ print(sum(name.startswith("tfdist.") for name in sys.modules))
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 def test_importing_patches_nothing():
     assert int(python("-c", PROGRAM, start=subprocess.run).stdout) > 30

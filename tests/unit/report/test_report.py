@@ -298,7 +298,8 @@ def test_a_log_on_a_full_disk_and_text_that_it_cannot_encode_do_not_end_the_trai
 
 def shown(text):
     """The lines of a terminal as they look in the end: what follows the last carriage return."""
-    return [line.rpartition("\r")[2].replace("\x1b[K", "") for line in text.split("\n")]
+    lines = text.replace("\x1b[K", "").split("\n")
+    return [line.removesuffix("\r").rpartition("\r")[2] for line in lines]
 
 
 @pytest.fixture

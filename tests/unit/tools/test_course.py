@@ -97,7 +97,6 @@ TYPED = [
     ("piz_daint", "ring", PAGE, (0, 0, 0), [("srun", "")]),
     ("bsc", "7", PAGE, (0, 0, 0), [("python -m tfdist scaling ", "path=DATA --replicas=1,2,4 ")]),
     ("bsc", "A", PAGE, (8, 2, 0), [(f"{ONE}.main", "--config.cluster.gpus=1"), ("python -m tfdist plot ", "")]),
-    ("bsc", "3", LAPTOP, (3, 0, 0), [(f"{ONE}.main --config=", "")]),
     ("bsc", "E", PAGE, (4, 0, 0), [(f"{ONE} batch_size ", " --config.cluster.gpus=1 ")]),
     # The batch grows with the replicas.
     *(
@@ -105,21 +104,12 @@ TYPED = [
             *("piz_daint", "3", PAGE, sizes),
             [(f"{ONE}.main ", ""), ("srun python -m tfdist.main ", f"--config.data.batch_size={64 * replicas} ")],
         )
-        for sizes, replicas in (((2, 0, 0), 2), ((0, 3, 0), 3), ((8, 2, 4), 8), ((2, 2, 4), 8))
+        for sizes, replicas in (((0, 3, 0), 3), ((2, 2, 4), 8))
     ),
     ("piz_daint", "4", PAGE, None, [("python -m tfdist.main ", "--config.data.batch_size=64 ")]),
     ("piz_daint", "4", LAPTOP, (3, 0, 0), [("srun ", "--config.data.batch_size=24 ")]),
-    ("piz_daint", "4", LAPTOP, None, [("python ", "--config.data.batch_size=8 ")]),
     ("it4innovations", "mlp", LAPTOP, None, [("python -m tfdist.launch --workers=2 -- --", ".batch_size=64 ")]),
-    ("it4innovations", "mlp", LAPTOP, (3, 0, 0), [("srun python -m tfdist.main --config=", ".batch_size=96 ")]),
     # IDRIS' programs.
-    (
-        *("jean_zay", "1", PAGE, (8, 0, 0)),
-        [
-            ("srun python -m tfdist.run --workdir=runs/page/1 docs/courses/jean_zay_fit.py --replicas=8 ", ""),
-            ("srun python -m tfdist.main ", " --config.data.batch_size=512 "),
-        ],
-    ),
     (
         *("jean_zay", "3", PAGE, (8, 0, 0)),
         [
@@ -131,7 +121,6 @@ TYPED = [
         ],
     ),
     ("jean_zay", "1", LAPTOP, None, [("", "--workers=2 -- -m tfdist.run "), ("", "logical_devices=2")]),
-    ("jean_zay", "1", LAPTOP, (3, 0, 0), [("srun python -m tfdist.run ", " --replicas=3 "), ("srun ", "")]),
 ]
 
 

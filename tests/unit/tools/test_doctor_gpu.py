@@ -32,7 +32,6 @@ def test_recommendations():
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 def test_the_table_on_two_devices():
     rows = dict(json.loads(python("-c", TABLE, timeout=1800).stdout.splitlines()[-1]))
     assert rows["devices"] == "2 replica(s) on the CPU"

@@ -249,7 +249,6 @@ def test_a_run_is_evaluated_and_extended_by_its_workdir(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 def test_files_are_predicted_on_all_replicas_and_workers(folder):
     words = [sys.executable, "-m", "tfdist", "predict", "runs/mine", "photos", "--out=two.csv"]
     printed, _ = processes.at_once(
@@ -267,7 +266,6 @@ def test_files_are_predicted_on_all_replicas_and_workers(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 def test_inspect_shows_the_wrong_examples(folder):
     printed = tfdist(folder, "inspect", "runs/mine", "--checkpoint=best")
     assert "accuracy 1.0000: 16 of 16 examples" in printed
@@ -336,7 +334,6 @@ def test_what_is_not_possible_is_said_before_tensorflow_starts(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 def test_rows_of_a_table_are_prepared_as_those_of_the_training(tmp_path):
     pytest.importorskip("pandas")
     rows = [f"{number % 7},{'red' if number % 2 else 'blue'},{'a' if number % 2 else 'b'}" for number in range(60)]

@@ -26,9 +26,6 @@ def both(make):
     return found
 
 
-# .npz
-
-
 def test_npz_without_splits_is_divided_by_ratio_if_its_arrays_are_named(tmp_path):
     path = str(tmp_path / "x.npz")
     x, y = np.arange(40).reshape(20, 2).astype(np.float32), np.arange(20) % 4
@@ -51,8 +48,6 @@ def test_npz_without_splits_is_divided_by_ratio_if_its_arrays_are_named(tmp_path
     with pytest.raises(ValueError, match=r"'targets' .*datetime64\[D\] \[20\]"):
         sources.npz("train", path=path, keys={"targets": "y"})
 
-
-# tables
 
 CSV = """size,colour,old,id,species
 1.5,red,True,a1,cat
@@ -128,9 +123,6 @@ def test_labels_of_a_table_that_begin_at_1_are_classes_from_0(tmp_path):
     np.testing.assert_array_equal(found["inputs"][:, 0] % 3, found["label"])
 
 
-# text
-
-
 def test_a_text_is_pieces_with_the_next_characters(tmp_path):
     path = tmp_path / "song.txt"
     path.write_text("\ufeff" + "so la ti do é " * 30, encoding="utf-8")  # The mark of the byte order is left out.
@@ -144,9 +136,6 @@ def test_a_text_is_pieces_with_the_next_characters(tmp_path):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=words):
             char_gpt.text("train", path=str(path), length=length)
-
-
-# Python objects
 
 
 class Rows:
@@ -238,9 +227,6 @@ def test_a_map_dataset_of_grain_is_a_source():
 def test_objects_that_are_no_source_are_named(name, options, words):
     with pytest.raises((ValueError, tf.errors.OpError), match=words):
         read_all(indexed("train", name, **options))
-
-
-# TFRecord
 
 
 def example(number):

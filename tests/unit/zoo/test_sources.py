@@ -75,9 +75,6 @@ tf.config.set_logical_device_configuration(
     python("-c", program)
 
 
-# digits
-
-
 def test_digits_are_the_shipped_ones_and_their_splits_part_the_whole():
     parts = {name: read_all(sources.digits(name), batch=500) for name in ("train", "test", "all")}
     everything = parts["all"]
@@ -93,9 +90,6 @@ def test_digits_are_the_shipped_ones_and_their_splits_part_the_whole():
     assert len(first) == 1298 and len(first) + len(last) == 1442
     np.testing.assert_array_equal(first.read(ids(0, 1297))["image"], parts["train"]["image"][[0, 1297]])
     np.testing.assert_array_equal(last.read(ids(0, 143))["image"], parts["train"]["image"][[1298, 1441]])
-
-
-# arrays and npz
 
 
 def test_arrays_are_read_by_id_and_stay_out_of_the_graph():
@@ -172,9 +166,6 @@ def test_npz_names_what_it_lacks_and_looks_at_the_labels_of_all_splits(tmp_path)
     np.savez(path, x_train=np.zeros((0, 2)), y_train=np.zeros(0, int))
     with pytest.raises(ValueError, match=r"'train' .* 0 examples"):
         sources.npz("train", path=path)
-
-
-# image folders
 
 
 def make_folder(root, splits, size=(6, 5), suffix=".png"):
@@ -299,9 +290,6 @@ def test_class_folders_without_splits_are_divided_by_ratio(tmp_path):
     open_both(path, "train[:90%]", "train[90%:]")
     with pytest.raises(ValueError, match=r"'valid'. It has: all, test, train"):
         folder(path, "valid")
-
-
-# synthetic
 
 
 def test_synthetic_examples_depend_on_their_id_alone():

@@ -103,9 +103,6 @@ def test_images_of_several_sizes_need_a_size(folders):
     assert sorted(read_all(names)["name"].tolist()) == [str(k).encode() for k in range(9)]
 
 
-# What is not there
-
-
 def test_a_missing_data_set_is_downloaded_once_or_named(tmp_path):
     """Without `download`: tests/workers/test_errors.py."""
     for _ in range(2):  # It fetches once.
@@ -136,9 +133,6 @@ def test_messages_name_what_is_wrong(folders, keywords, words):
     keywords = {"split": "train", "name": "small_images", "data_dir": folders["tfrecord"], **keywords}
     with pytest.raises(ValueError, match=words):
         sources.tfds(**keywords)
-
-
-# Damage
 
 
 def damaged(tmp_path, file_format, how):
