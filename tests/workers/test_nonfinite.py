@@ -65,9 +65,7 @@ def test_a_skipped_step_leaves_no_trace_but_that_it_was_made(skipped):
     # A report every step: the mean over no examples is None, all others are numbers.
     assert [line["step"] for line in lines if line["loss"] is None] == [7]
     events = [line["text"] for line in topologies.records(skipped, "event") if "WARNING" in line["text"]]
-    assert events == [
-        "WARNING: The loss or a gradient is not finite in step 7. Skipped: 1 updates in all, of at most 1"
-    ]
+    assert len(events) == 1 and "in step 7. Skipped: 1 updates in all, of at most 1" in events[0]
 
 
 @pytest.mark.slow
@@ -90,12 +88,9 @@ def test_a_run_that_skips_is_killed_and_resumed_to_the_same_bits(skipped, tmp_pa
 
 @pytest.mark.slow
 def test_after_so_many_times_the_run_ends(tmp_path):
-    with pytest.raises(execution.DivergedError) as raised:
+    words = r"3 updates, .*nonfinite_limit=2, .* step 7, image\[0, 0, 0\] .* example 300 .* of step 4 is kept"
+    with pytest.raises(execution.DivergedError, match=words):
         run(tmp_path / "skip", config("skip", 5, 6, 7, limit=2))
-    assert (
-        "3 updates, more than config.train.nonfinite_limit=2, would be skipped: in step 7, image[0, 0, 0] of "
-        "the prepared example 300 of the split 'train' is nan. The checkpoint of step 4 is kept. "
-    ) in str(raised.value)
 
 
 @pytest.mark.slow

@@ -70,10 +70,8 @@ def interrupt(command: list[str], workdir: pathlib.Path, workers: int, number: i
         who = signal.Signals(number).name if victim == 0 else "another worker"
         assert f"stopped by {who} and saved" in outputs[0]
         # Saved where it stopped, and not before.
-        assert (
-            checkpoint_format.newest_valid(workdir / "checkpoints", pytest.fail).step
-            == topologies.saved_steps(workdir)[-1]
-        )
+        newest = checkpoint_format.newest_valid(workdir / "checkpoints", pytest.fail)
+        assert newest.step == topologies.saved_steps(workdir)[-1]
     assert seconds < PATIENCE, f"{seconds} s\n{said}"
     assert not (workdir / checkpointing.FINISHED).exists()
     assert run_state.read(workdir)["state"] == ("lost" if number == KILL else "stopped")

@@ -137,10 +137,7 @@ def test_a_mistake_in_a_script_that_connects_is_one_message_with_its_place(tmp_p
     script = tmp_path / "script.py"
     script.write_text("import tfdist\n\ncluster = tfdist.connect()\ntfdist.fit(cluster, None, [1])\n")
     codes, outputs = processes.run([[sys.executable, str(script)]] * workers, environments(workers), timeout=900.0)
-    words = (
-        r"tfdist: (worker \d: )?tfdist\.fit\(.*\): `model` must be a keras\.Model\. Received: NoneType\n"
-        r"  Called at .*script\.py, line 4, `tfdist\.fit\(cluster, None, \[1\]\)`\.\n"
-    )
+    words = r"tfdist: (worker \d: )?tfdist\.fit\(.*\): `model` .*: NoneType\n  Called at .*script\.py, line 4, .*\n"
     # With several workers, the others may report that one has failed.
     assert 1 in codes and any(re.fullmatch(words, output) for output in outputs), outputs
     assert not any("Traceback" in output for output in outputs), outputs

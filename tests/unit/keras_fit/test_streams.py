@@ -109,7 +109,6 @@ def test_workers_make_their_rows_of_the_same_batches_alone(name):
         lambda: slices().map(work).shuffle(30).batch(16),
         lambda: slices().batch(16).map(lambda x, y: (x - tf.reduce_mean(x), y)),
         lambda: slices().map(work).filter(lambda x, y: y > 0).batch(16),
-        lambda: slices().map(work).batch(16).cache(),
     ],
 )
 def test_work_that_is_not_divided_is_told(make):
@@ -138,7 +137,6 @@ def halves():
 # Pipelines whose shuffles are of their own in each pass -> and the number of iterators that Keras makes in an epoch.
 SHUFFLED = {
     "mapped behind": (lambda: shuffled().map(lambda x, y: (x + 1, y), num_parallel_calls=2).batch(16), 2),
-    "batches that are mapped": (lambda: shuffled().batch(16).map(lambda x, y: (2 * x, y)), 2),
     "side by side": (lambda: tf.data.Dataset.zip((shuffled().batch(16), shuffled().batch(16))), 2),
     "padded": (lambda: shuffled().padded_batch(16), 2),
     "joined": (lambda: halves()[0].concatenate(halves()[1]).batch(8).map(lambda x: 2 * x), 2),
