@@ -6,11 +6,12 @@ import pathlib
 import keras
 import numpy as np
 import pytest
+import small_runs
 from PIL import Image
 
 import tfdist
 from tfdist import config as c
-from tfdist.training import loop, setup
+from tfdist.training import loop
 
 pytestmark = pytest.mark.usefixtures("own_signals", "own_process")
 
@@ -32,13 +33,13 @@ def write(path: pathlib.Path, rng: np.random.Generator) -> None:
 
 
 def train(root: pathlib.Path, epochs: int, **options) -> None:
-    keras.utils.clear_session()
-    config = c.Config(
+    run = small_runs.start(
+        root.parent / "run",
         model={"target": "lab:linear", "num_classes": 2, "input_shape": (8, 8, 3)},
         data=c.Data(source={"target": "tfdist.zoo.sources:image_folder", "path": str(root)}, batch_size=8),
         train=c.Train(epochs=epochs),
     )
-    assert loop.train(setup.build_run(config, root.parent / "run"), **options) == 0
+    assert loop.train(run, **options) == 0
 
 
 def resume(root: pathlib.Path, epochs: int, **options) -> None:

@@ -298,7 +298,7 @@ import os, signal, socket, struct, sys, time
 import tensorflow as tf
 from tfdist import config
 from tfdist.cluster import process_exit, strategy
-from tfdist.cluster.devices import gpu_software, replicas
+from tfdist.cluster.devices import replicas
 from tfdist.cluster.several_workers import multi_worker
 """
 
@@ -349,26 +349,6 @@ def test_workers_whose_connection_is_reset_say_so():
         line = rf"tfdist: worker {rank}: worker (0|1) \(host .*\) has no connection with worker (0|1) \(host .*\): .*"
         match = re.fullmatch(rf"{line}\. Restart all workers", text.splitlines()[-1])  # After those of the start.
         assert match and match[1] != match[2] and "Traceback" not in text, text
-
-
-COMPILING = """
-build = {"cuda_compute_capabilities": ["sm_70", "compute_80"]}
-found = gpu_software.facts([{"device_name": "NVIDIA H100", "compute_capability": (9, 0)}], build, {})
-gpu_software.describe = lambda env: found
-count = multi_worker.count_connected
-def count_and_tell(made, monitor, seconds, one):
-    print(f"within {seconds} s", file=sys.stderr, flush=True)
-    return count(made, monitor, seconds, one)
-multi_worker.count_connected = count_and_tell
-process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions()).leave() or 0)
-"""
-
-
-@pytest.mark.slow
-def test_the_first_all_reduce_may_compile_kernels():
-    """Where the driver compiles them from PTX, 120 s may not be enough."""
-    codes, said, _ = ends_of_two(COMPILING)
-    assert codes == [0, 0] and all("within 600.0 s\n" in text for text in said), said
 
 
 DYING = """

@@ -156,14 +156,6 @@ def test_workers_end_when_the_launcher_is_killed_while_it_starts_them(tmp_path, 
             until(lambda: not running(str(tmp_path)), 5)
 
 
-@pytest.mark.slow
-def test_launcher_does_not_restart_after_a_users_error(tmp_path):
-    with launched(launching(tmp_path, "--config.data.batch_size=47")) as process:
-        code, output = finish(process)
-    assert code == 1 and "config.data.batch_size=47 cannot be divided among 2 replicas" in output
-    assert re.search(r"worker [01] ended with exit code 1\. Not restarted: the error would recur", output), output
-
-
 # Name -> program of the workers, flags of the launcher, its exit code and a pattern of its output.
 EXITS = {
     "finished": ("sys.exit(0)", {}, 0, r"\A\Z"),
@@ -413,11 +405,6 @@ def test_ports_stay_reserved_and_workers_can_listen_at_them():
         stranger.bind(("", ports[1]))
     for sock in [listening, *reserved]:
         sock.close()
-
-
-def test_the_launcher_needs_no_tensorflow():
-    code = "import sys, tfdist.launch; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
-    python("-c", code, start=subprocess.run)
 
 
 def test_all_output_reaches_a_pipe_that_another_program_has_made_non_blocking():

@@ -54,13 +54,14 @@ def test_memory_and_disk_of_a_worker_decrease_with_the_number_of_workers(tmp_pat
 
 def write_records(folder):
     """Writes 40 images to four files in the layout of ImageNet; the label of an image is its number."""
-    image = tf.train.BytesList(value=[tf.io.encode_png(tf.zeros([2, 2, 3], tf.uint8)).numpy()])
+    image = tf.io.encode_png(tf.zeros([2, 2, 3], tf.uint8)).numpy()
     for file in range(4):
         with tf.io.TFRecordWriter(str(folder / f"train-{file:05d}-of-00004")) as writer:
             for number in range(10 * file, 10 * file + 10):
-                label = tf.train.Feature(int64_list=tf.train.Int64List(value=[number]))
-                features = {"image/encoded": tf.train.Feature(bytes_list=image), "image/class/label": label}
-                writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+                made = tf.train.Example()
+                made.features.feature["image/encoded"].bytes_list.value.append(image)
+                made.features.feature["image/class/label"].int64_list.value.append(number)
+                writer.write(made.SerializeToString())
 
 
 @pytest.mark.parametrize(("shards", "own_files"), [("contiguous", [{0, 1}, {2, 3}]), ("fixed", [{0, 1, 2, 3}] * 2)])

@@ -230,17 +230,13 @@ def test_objects_that_are_no_source_are_named(name, options, words):
 
 
 def example(number):
-    def of(**kind):
-        return tf.train.Feature(**kind)
-
+    made = tf.train.Example()
     picture = tf.io.encode_png(np.full((4, 4, 3), number, np.uint8)).numpy()
-    features = {
-        "image/encoded": of(bytes_list=tf.train.BytesList(value=[picture])),
-        "label": of(int64_list=tf.train.Int64List(value=[number % 3])),
-        "raw": of(bytes_list=tf.train.BytesList(value=[np.int16([number, -number]).tobytes()])),
-        "point": of(float_list=tf.train.FloatList(value=[number, number / 2])),
-    }
-    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+    made.features.feature["image/encoded"].bytes_list.value.append(picture)
+    made.features.feature["label"].int64_list.value.append(number % 3)
+    made.features.feature["raw"].bytes_list.value.append(np.int16([number, -number]).tobytes())
+    made.features.feature["point"].float_list.value.extend([number, number / 2])
+    return made.SerializeToString()
 
 
 FEATURES = {
