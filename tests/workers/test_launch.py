@@ -143,7 +143,7 @@ def test_workers_end_when_the_launcher_is_killed(tmp_path):
         until(lambda: not running(str(tmp_path)), 5)
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [2, slow(5)])
 def test_workers_end_when_the_launcher_is_killed_while_it_starts_them(tmp_path, times):
     # The workers have the path of this test in their command line.
     program = f"mark = {str(tmp_path)!r}; time.sleep(60)"
@@ -293,11 +293,10 @@ def test_launcher_refuses_wrong_flags_before_it_starts_workers(arguments, words)
 @pytest.mark.parametrize(
     "start",
     [
-        pytest.param(("--workers=2", "--max-restarts=0", "--", "-m", "my_script"), id="module"),
-        pytest.param(
-            ("--workers", "2", "--", sys.executable, "-u", "my_script.py"), id="program", marks=pytest.mark.slow
-        ),
+        ("--workers=2", "--max-restarts=0", "--", "-m", "my_script"),
+        slow(("--workers", "2", "--", sys.executable, "-u", "my_script.py")),
     ],
+    ids=["module", "program"],
 )
 def test_launcher_passes_a_program_its_own_flags(tmp_path, start):
     (tmp_path / "my_script.py").write_text(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import topologies
 from launching import REPOSITORY
+from parameters import slow
 
 from tfdist import config as c
 from tfdist.config import load
@@ -118,9 +119,7 @@ def test_a_gradient_that_no_scale_of_the_loss_makes_finite_ends_the_run(tmp_path
         run(tmp_path, made)
 
 
-@pytest.mark.parametrize(
-    "objective", ["nan_from_epoch", pytest.param("bad_gradient_from_epoch", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("objective", ["nan_from_epoch", slow("bad_gradient_from_epoch")])
 def test_either_a_loss_or_a_gradient_that_is_not_finite_is_enough(tmp_path, objective):
     made = config("skip")
     made.model = dict(LINEAR)

@@ -13,10 +13,10 @@ import socket
 import time
 
 import keras
-import numpy as np
 import pytest
 import topologies
 from launching import REPOSITORY, run_all
+from parameters import slow
 from processes import at_once, run, started, until
 
 from tfdist import config as c
@@ -114,8 +114,8 @@ def assert_same_run(whole: pathlib.Path, resumed: pathlib.Path) -> None:
     ("workers", "interruptions"),
     [
         (2, [(KILL, 0)]),
-        pytest.param(1, [(KILL, 0), (TERM, 0), (INT, 0)], marks=pytest.mark.slow),
-        pytest.param(2, [(KILL, 1), (USR1, 1), (KILL, 0)], marks=pytest.mark.slow),
+        slow(1, [(KILL, 0), (TERM, 0), (INT, 0)]),
+        slow(2, [(KILL, 1), (USR1, 1), (KILL, 0)]),
     ],
 )
 def test_an_interrupted_run_is_the_uninterrupted_one_to_the_bit(uninterrupted, tmp_path, workers, interruptions):
@@ -132,26 +132,6 @@ def test_an_interrupted_run_is_the_uninterrupted_one_to_the_bit(uninterrupted, t
     # A chief that is killed cannot say how its start has ended.
     ends = ["stopped" if number != KILL else "" if victim == 0 else "lost" for number, victim in interruptions]
     assert [start["end"] for start in read_back.read_starts(tmp_path)] == [*ends, "finished"]
-
-
-@pytest.mark.slow
-def test_a_run_resumes_on_another_number_of_workers(tmp_path):
-    whole, moved = tmp_path / "whole", tmp_path / "moved"
-    # Dropout differs between topologies; all else does not: synchronised statistics, augmentation, order.
-    options = ["--config.checkpoint.every.steps=4", "--config.train.call_seconds=0.1"]
-    topologies.train(whole, *options)
-    objective = "--config.objective={'target': 'tests.support.lab:slow_classification', 'seconds': 0.1}"
-    command = topologies.command(moved, *options, objective)
-    interrupt(command, moved, 2, KILL, 1)
-    between = topologies.saved_steps(moved)[-1]
-    assert 4 <= between < 12
-    interrupt(command, moved, 1, TERM, 0)
-    assert between < topologies.saved_steps(moved)[-1] < 20
-    run_all([command] * 2, topologies.environments(2))
-    assert topologies.largest_difference(topologies.arrays(whole), topologies.arrays(moved)) < 1e-5
-    losses = [np.array([line["loss"] for line in topologies.records(w, "train")]) for w in (whole, moved)]
-    assert len(losses[0]) == 20
-    np.testing.assert_allclose(*losses, rtol=0, atol=1e-6)
 
 
 def content(workdir: pathlib.Path) -> dict[str, tuple[int, str]]:

@@ -9,6 +9,7 @@ import numpy as np
 import processes
 import pytest
 from launching import REPOSITORY, python, run_all, worker_environment
+from parameters import slow
 from topologies import environments
 
 SCRIPT = "tests/scripts/unchanged.py"
@@ -109,7 +110,7 @@ def test_a_finished_script_trains_nothing(found):
     ("fail", "words"),
     [
         ("here", r'Traceback \(most recent call last\):\n  File "tests/scripts/unchanged\.py", line \d+, in <module>'),
-        pytest.param("connect", r"calls tfdist\.connect, which tfdist\.run has done already", marks=pytest.mark.slow),
+        slow("connect", r"calls tfdist\.connect, which tfdist\.run has done already"),
     ],
 )
 def test_errors_show_the_script(tmp_path, fail, words):
@@ -132,7 +133,7 @@ def test_a_wrong_command_line_is_refused(arguments, words):
     assert re.search(words, done.stderr), done.stderr
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, slow(2)])
 def test_a_mistake_in_a_script_that_connects_is_one_message_with_its_place(tmp_path, workers):
     script = tmp_path / "script.py"
     script.write_text("import tfdist\n\ncluster = tfdist.connect()\ntfdist.fit(cluster, None, [1])\n")

@@ -12,7 +12,7 @@ import time
 import processes
 import pytest
 import topologies
-from parameters import slow_except
+from parameters import slow, slow_except
 
 from tfdist.checkpoint import workdir_lock
 from tfdist.cluster import interruption
@@ -112,9 +112,7 @@ def hanging(workdir, *options):
         yield process, printed
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "pause"), [(INT, 130, 0.0), pytest.param(TERM, 128 + TERM, 5.5, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("number", "code", "pause"), [(INT, 130, 0.0), slow(TERM, 128 + TERM, 5.5)])
 def test_a_second_signal_ends_one_worker_that_hangs(tmp_path, number, code, pause):
     """Python runs no signal handler in a call that hangs: only SIGKILL ended the process."""
     with hanging(tmp_path) as (process, printed):

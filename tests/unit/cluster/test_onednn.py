@@ -30,21 +30,15 @@ print(json.dumps(read_by_tensorflow))
 """
 
 
-@pytest.fixture
-def choose(tmp_path):
-    """(cpuinfo, workdir, variables of the environment) -> the variable at TensorFlow's import."""
-
-    def call(cpuinfo, workdir="", **variables):
+def test_the_variable_the_saved_run_and_the_table_decide_in_this_order(tmp_path):
+    def choose(cpuinfo, workdir="", **variables):
+        """The variable at TensorFlow's import, with these variables of the environment."""
         (tmp_path / "cpuinfo").write_text(cpuinfo)
         env = {name: value for name, value in worker_environment().items() if name != onednn.VARIABLE} | variables
         env |= {"BEFORE": env[onednn.VARIABLE]} if onednn.VARIABLE in env else {}
         command = [sys.executable, "-c", CHOOSE, str(tmp_path / "cpuinfo"), str(workdir)]
         return json.loads(subprocess.check_output(command, env=env))
 
-    return call
-
-
-def test_the_variable_the_saved_run_and_the_table_decide_in_this_order(choose, tmp_path):
     assert choose(ZEN3) == "1" and choose(OLD) is choose(HASWELL) is None
     assert choose(ZEN3, TF_ENABLE_ONEDNN_OPTS="0") == "0"
     (tmp_path / onednn.ENVIRONMENT).write_text(json.dumps({onednn.ENTRY: {"enabled": False}}))

@@ -212,6 +212,7 @@ def test_tensorboard_has_each_step_once_however_often_a_run_resumes(tmp_path):
     found = scalars(tmp_path)
     assert found["loss"] == list(zip((100, 200, 300, 400), expected, strict=True))
     assert {tag: [100, 200, 300, 400] for tag in found} == tensor_steps(tmp_path)
+    earlier = {path: path.read_bytes() for path in (tmp_path / "tensorboard").rglob("*tfevents*")}
     start(tmp_path, 400, evaluated=100)  # The evaluations since then are made again.
     assert steps_of(tmp_path, "evaluation") == [100]
     assert scalars(tmp_path) == found  # Nothing of the training is void.
@@ -219,24 +220,13 @@ def test_tensorboard_has_each_step_once_however_often_a_run_resumes(tmp_path):
     (folder / "events.out.tfevents.9.other").write_bytes(b"no events" * 9)
     start(tmp_path, 200, 300, loss=9.0)
     assert scalars(tmp_path)["loss"] == [*zip((100, 200, 300), (*expected[:2], 9.0), strict=True)]
+    start(tmp_path, 100, 200)  # The newer checkpoints were damaged: before the second start.
+    lines = read_back.read_records(tmp_path / "metrics.jsonl")
+    for kind in ("train", "evaluation"):
+        assert [line["step"] for line in lines if line["kind"] == kind] == steps_of(tmp_path, kind) == [100, 200]
+    assert all(path.read_bytes() == content for path, content in earlier.items())
     start(tmp_path, 0)  # The run starts again.
     assert scalars(tmp_path) == {}
-
-
-def test_a_start_leaves_the_event_files_of_earlier_ones_as_they_are(tmp_path):
-    start(tmp_path, 0, 100, 200, 300)
-    start(tmp_path, 200, 300, 400, 500)
-    earlier = {path: path.read_bytes() for path in (tmp_path / "tensorboard").rglob("*tfevents*")}
-    assert len(earlier) == 4
-    for after, step, expected in (
-        (400, 500, [100, 200, 300, 400, 500]),
-        (100, 200, [100, 200]),  # The newer checkpoints were damaged: before the second start.
-    ):
-        start(tmp_path, after, step)
-        lines = read_back.read_records(tmp_path / "metrics.jsonl")
-        for kind in ("train", "evaluation"):
-            assert [line["step"] for line in lines if line["kind"] == kind] == steps_of(tmp_path, kind) == expected
-    assert all(path.read_bytes() == content for path, content in earlier.items())
 
 
 def test_workers_other_than_the_chief_are_quiet_unless_something_is_wrong(tmp_path, capfd):

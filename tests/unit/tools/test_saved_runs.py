@@ -17,6 +17,7 @@ import processes
 import pytest
 import tensorflow as tf
 import topologies
+from parameters import slow
 from PIL import Image
 
 from tfdist import config as c
@@ -304,7 +305,7 @@ def outputs_of_file(form, path, images):
     ("form", "packages", "file"),
     [
         ("tf_saved_model", (), "savedmodel"),
-        pytest.param("litert", (), "model.tflite", marks=pytest.mark.slow),
+        slow("litert", (), "model.tflite"),
         ("onnx", ("onnx", "tf2onnx", "onnxruntime"), "model.onnx"),
     ],
 )
