@@ -212,11 +212,12 @@ def test_a_worker_that_is_killed_before_its_first_heartbeat_is_named(ended):
 
 
 @pytest.mark.slow
-def test_a_worker_that_can_start_no_threads_ends_after_a_loss(ended):
-    """Its monitor ended instead, and it trained or waited for ever."""
-    seen = ended("no threads")
-    assert seen.codes == [LOST], seen.said
-    assert_named({0: seen.said[0]}, 1, seen.processes[1], silent=(0.0, SEEN_WITHIN))
+@pytest.mark.parametrize(("name", "code"), [("no threads", LOST), ("killed in the start", -KILL)])
+def test_workers_that_cannot_end_by_a_thread_of_their_own_name_the_lost_one(ended, name, code):
+    """In the start, TensorFlow waits for ten minutes, deaf to signals: the watchdog processes end their workers."""
+    seen, victim = ended(name), SCENES[name].victim
+    assert set(seen.codes) == {code}, seen.said
+    assert_named(dict(enumerate(seen.said)), victim, seen.processes[victim], silent=(0.0, SEEN_WITHIN))
 
 
 @pytest.mark.parametrize(
@@ -374,14 +375,6 @@ def test_workers_whose_tensorflow_does_not_start_end_and_say_so(ended):
     codes, said, *_ = ended("hanging start")
     assert codes == [-KILL, -KILL], said
     assert all("TensorFlow did not start within 15 s after a successful rendezvous" in text for text in said), said
-
-
-@pytest.mark.slow
-def test_workers_whose_tensorflow_waits_for_one_that_dies_name_it_and_end(ended):
-    """TensorFlow waits there for ten minutes, deaf to signals; so the watchdog processes end their workers."""
-    seen = ended("killed in the start")
-    assert seen.codes == [-KILL, -KILL], seen.said
-    assert_named(dict(enumerate(seen.said)), 2, seen.processes[2], silent=(0.0, SEEN_WITHIN))
 
 
 def training(workdir, *options):
