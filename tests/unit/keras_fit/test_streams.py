@@ -2,7 +2,6 @@
 
 import collections
 import itertools
-import time
 
 import keras
 import numpy as np
@@ -235,20 +234,6 @@ def test_workers_read_the_batches_of_a_py_dataset_alike_also_after_a_resume():
     second.reset(0)
     assert_equal(epoch(second, 2, first=1), read[2][1:])
     assert sorted(np.concatenate([one[1] for one in read[1]]).tolist()) == sorted(Y.tolist())
-
-
-def test_a_training_that_a_callback_ends_takes_no_other_pass_on_a_slower_worker():
-    passes = []
-    for waits in (0.0, 0.3):
-        dataset, found = shuffled().batch(16), []
-        for _ in range(2):
-            data = make_adapter.make_data_adapter(dataset, None, None, base.DataOptions())
-            data.reset(0)
-            found.append(epoch(data, 0, steps=2))
-            time.sleep(waits)
-            data.finish(2)
-        passes.append(found)
-    assert_equal(*passes)
 
 
 @pytest.mark.parametrize("as_given", [False, True])

@@ -13,7 +13,7 @@ import numpy as np
 import pages
 import psutil
 import pytest
-from launching import REPOSITORY, tfdist, weights, worker_environment
+from launching import REPOSITORY, tfdist, worker_environment
 from parameters import slow_except
 from processes import children, until
 
@@ -152,7 +152,7 @@ def test_errors_are_reported_before_anything_starts(tmp_path, words, said):
 
 @pytest.mark.slow
 def test_twelve_runs_over_two_slots_killed_twice_and_finished(tmp_path):
-    """The runs are those that nothing interrupts. One of them fails, and is named."""
+    """One of them fails, and is named. That a killed run resumes to the same bits: tests/workers/test_resume.py."""
     words = [*DIGITS, "--set", "learning_rate.peak=0.05,0.1,0.2", "--set", "seed=0..3", "--max-at-once=2"]
     command = [sys.executable, "-m", "tfdist", "sweep", *words, f"--workdir={tmp_path}/sweep"]
     first = tmp_path / "sweep" / "peak=0.05_seed=0"
@@ -190,14 +190,6 @@ def test_twelve_runs_over_two_slots_killed_twice_and_finished(tmp_path):
     assert "started (1 of 1)" in printed and "best: " in printed, printed
     assert len(list(tmp_path.glob("sweep/*/finished.json"))) == 12
     assert json.loads((first / "overrides.json").read_text()) == {"learning_rate.peak": "0.05", "seed": "0"}
-    alone = [sys.executable, "-m", "tfdist.main", *DIGITS, "--config.seed=2", "--config.learning_rate.peak=0.1"]
-    # On as many cores as a run of the sweep has: sums over more threads are rounded otherwise.
-    cores = set(sorted(os.sched_getaffinity(0))[: len(os.sched_getaffinity(0)) // 2 or 1])
-    alone.append(f"--workdir={tmp_path}/alone")
-    bind = {"preexec_fn": lambda: os.sched_setaffinity(0, cores)}
-    subprocess.run(alone, cwd=REPOSITORY, env=worker_environment(), check=True, **bind)
-    for name, value in weights(tmp_path / "alone").items():
-        np.testing.assert_array_equal(value, weights(tmp_path / "sweep" / "peak=0.1_seed=2")[name])
 
 
 def page_commands():
