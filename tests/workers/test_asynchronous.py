@@ -127,6 +127,7 @@ def test_a_missing_worker_is_named():
     ("section", "message"),
     [
         (c.Train(steps=1, precision="float16"), r'config\.train\.precision="float16" '),
+        (c.Train(steps=1, micro_batches=2), r"config\.train\.micro_batches=2 .* set it to 1\."),
         (c.Train(steps=1, recompute=["block_*"]), r"config\.train\.recompute=\['block_\*'\] .* set it to \[\]"),
         (c.Communication(dtype="bfloat16"), r"communication\.dtype='bfloat16' .* set it to 'float32'"),
     ],

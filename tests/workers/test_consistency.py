@@ -75,6 +75,8 @@ def test_on_one_replica_a_round_is_as_many_steps(measured):
     [
         ({"micro_batches": 2}, r'local SGD needs train\.micro_batches=1, clip_norm=None, nonfinite="stop"'),
         ({"precision": "float16"}, "precision other than float16"),
+        ({"nonfinite": "skip"}, 'nonfinite="stop"'),
+        ({"clip_norm": 1.0}, "clip_norm=None"),
         ({"batch": 42}, r"batch_size=42 must be a multiple of 1 replicas x --local_steps=4, and each part a multiple"),
         ({"batch": 40}, "each part a multiple of the group_size of the model's normalisation"),
     ],

@@ -49,7 +49,7 @@ def fails(capsys):
         assert time.monotonic() - start < 120
         assert "Traceback" not in said.err and "in user code" not in said.err, said.err
         assert said.err.startswith(warning), said.err
-        error = said.err.removeprefix(warning)
+        error = said.err.partition("\n")[2] if warning else said.err
         assert error.count("tfdist: ") == 1 and error.startswith("tfdist: "), said.err
         return re.sub(r"  Called at tests/workers/test_errors\.py, .*\n$", "", error.removeprefix("tfdist: "))
 
@@ -70,6 +70,7 @@ def test_a_wrong_flag_ends_main_at_once(tmp_path, option, message):
     assert not (tmp_path / "run").exists()
 
 
+OF_TWELVE = {"target": "tfdist.zoo.sources:synthetic", "num_classes": 12, "shape": (8, 8, 1), "num_examples": 96}
 OF_TFDS = {"target": "tfdist.zoo.sources:tfds", "name": "cifar10", "data_dir": "/nonexistent"}
 SGD = {"target": "keras.optimizers:SGD"}
 RESTORES = {"target": "keras.callbacks:EarlyStopping", "monitor": "val_loss", "restore_best_weights": True}
@@ -91,6 +92,7 @@ CONTRADICTIONS = [
     ),
     ({"data": data(batch_size=1443)}, r"config\.data\.batch_size=1443 .* 1442 .*'train'"),
     ({"model": {"target": "lab:linear", "num_classes": 12}}, r"config\.model\.num_classes=12, .*'train' .* 10"),
+    slow({"data": data(source=OF_TWELVE, evaluation_split=None)}, r"config\.model\.num_classes=10, .*'train' .* 12"),
     ({"data": data(evaluation_split="validation")}, r"'validation'.* all, test, train"),
     ({"data": images_prepared(fip=True)}, r"config\.data\.prepare\.fip: .* 'flip'"),
     ({"data": images_prepared(crop=[16, 16])}, r"^prepare: crop=16x16 .* 8x8 .* pad=0"),

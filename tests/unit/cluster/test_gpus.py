@@ -129,6 +129,7 @@ def test_facts_and_notes():
         ((0, 1, 2, 3), [0, 2], (0, 2)),
         ((2, 3), [1], (3,)),
         ((0, 1), 3, "gpus=3, but this worker has 2"),
+        ((0, 1), [0, 2], r"gpus=\[0, 2\], but this worker has 2"),
         ((), 1, "gpus=1, but this worker has 0"),
     ],
 )

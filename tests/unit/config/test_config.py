@@ -101,10 +101,11 @@ def test_the_default_config_is_valid_but_for_its_length():
         ("data.evaluation_split", 3, "be a text or None. Received: 3 (int)"),
         ("model", "a:b", "be a dict. Received: 'a:b' (str)"),
         ("train", {"epochs": 3}, "be a Train. Received: {'epochs': 3}"),
-        *((name, 0, "be at least 1. Received: 0") for name in ("data.batch_size", "train.micro_batches")),
-        *((name, 0, "be at least 1. Received: 0") for name in ("checkpoint.keep", "report.every.steps")),
+        *((name, 0, "at least 1. Received: 0") for name in ("data.batch_size", "data.evaluation_batch_size")),
+        *((name, 0, "at least 1. Received: 0") for name in ("train.micro_batches", "checkpoint.keep")),
+        ("report.every.steps", 0, "be at least 1. Received: 0"),
         ("checkpoint.every.epochs", 0.0, "be above 0. Received: 0.0"),
-        *(("learning_rate.peak", wrong, f"be at least 0. Received: {wrong}") for wrong in (-0.1, float("nan"))),
+        *(("learning_rate.peak", wrong, f"Received: {wrong}") for wrong in (-0.1, float("nan"), float("inf"))),
         ("train.epochs", -1, "be above 0. Received: -1"),
         *((f"cluster.{of}_seconds", 0.5, "be at least 1. Received: 0.5") for of in ("connect", "heartbeat")),
         *(("cluster.gpus", wrong, f"Received: {wrong!r}") for wrong in (-1, [], [0, 0], "two")),
@@ -134,6 +135,7 @@ def test_a_wrong_value_is_refused_with_its_field(name, value, message):
     [
         ({"train": config.Train()}, "epochs=None, steps=None"),
         ({"train": config.Train(epochs=1, steps=5)}, "epochs=1, steps=5"),
+        ({"data": config.Data(cache_dir="/x")}, r"data\.cache_dir='/x' has no effect"),
         ({"cluster": config.ClusterOptions(port_base=60000, port_count=9999)}, "port_base=60000, port_count=9999"),
         (
             {"data": config.Data(evaluation_split=None), "checkpoint": config.Checkpoint(best_metric="accuracy")},

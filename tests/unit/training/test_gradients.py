@@ -155,6 +155,7 @@ def test_an_overflow_on_one_worker_skips_the_update_on_all_and_halves_the_scale(
     ("arguments", "instead"),
     [
         ({"clipnorm": 1.5}, "clip_norm"),
+        ({"global_clipnorm": 2.0}, "clip_norm"),
         ({"clipvalue": 0.5}, "clip_norm"),
         ({"gradient_accumulation_steps": 4}, "micro_batches"),
         ({"loss_scale_factor": 8.0}, "precision"),

@@ -143,6 +143,7 @@ def test_a_keras_loss_has_the_mean_that_keras_computes(name, arguments, shape, k
     ("changes", "words"),
     [
         ({"loss": "binary_crossentropie"}, "'binary_crossentropie'.* 'BinaryCrossentropy'"),
+        ({"loss": "xyz"}, "'xyz'.* BinaryCrossentropy"),
         ({"loss": "huber", "arguments": {"dleta": 1}}, r"config.objective.arguments=\{'dleta': 1\}"),
         ({"loss": "mean_squared_error", "metrics": ["AUC"]}, "'AUC'.* accuracy"),
         ({"loss": "mean_squared_error", "labels": "y"}, r"batch\['y'\].* image, label"),
