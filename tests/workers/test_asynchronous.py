@@ -1,6 +1,5 @@
 """Training with parameter servers: chief, workers and a server as processes of this machine; a worker is killed."""
 
-import json
 import os
 import pathlib
 import re
@@ -18,6 +17,7 @@ from tfdist import config as c
 from tfdist.cluster import interruption
 from tfdist.configs.laboratory.parameter_server import command as command_lib
 from tfdist.configs.laboratory.parameter_server import tasks
+from tfdist.report import read_back
 from tfdist.zoo import prepare
 
 BATCHES = []
@@ -66,10 +66,6 @@ def asynchronous(workdir, *flags, code, number=signal.SIGKILL):
     return done
 
 
-def starts(workdir):
-    return [json.loads(line) for line in (workdir / "starts.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.slow
 def test_a_lost_worker_is_named_and_the_same_command_resumes(tmp_path):
     for code in (interruption.EXIT_PEER_LOST, 0):
@@ -79,8 +75,9 @@ def test_a_lost_worker_is_named_and_the_same_command_resumes(tmp_path):
         assert not re.search(r"^[IW]\d{4} |session config|InitializeLog", done.stderr, re.MULTILINE), done.stderr
         lost = re.search(r"^tfdist: worker 1 \(localhost:\d+\) is lost\. Restart all tasks", done.stderr, re.MULTILINE)
         assert bool(lost) == (code != 0), done.stderr
-    assert [start["end"] for start in starts(tmp_path)] == ["lost", "finished"]
-    assert all(start["seconds"] > 0 and start["step"] > 0 for start in starts(tmp_path))
+    starts = read_back.read_starts(tmp_path)
+    assert [start["end"] for start in starts] == ["lost", "finished"]
+    assert all(start["seconds"] > 0 and start["step"] > 0 for start in starts)
     assert "evaluate   tfdist evaluate " in done.stdout
     assert "resumed from" in done.stdout
     reports = records(tmp_path, "train")
@@ -96,7 +93,7 @@ def test_a_stopped_worker_ends_the_run(tmp_path):
     limit = "--config.cluster.stall_seconds=10"
     done = asynchronous(tmp_path, limit, code=interruption.EXIT_PEER_LOST, number=signal.SIGSTOP)
     assert "tfdist: no update has ended for 10 s (config.cluster.stall_seconds): a task is stopped" in done.stderr
-    assert starts(tmp_path)[-1]["end"] == "lost"
+    assert read_back.read_starts(tmp_path)[-1]["end"] == "lost"
 
 
 @pytest.mark.slow
