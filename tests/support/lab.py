@@ -4,7 +4,6 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 import numpy as np
@@ -19,8 +18,6 @@ _image = tf.autograph.experimental.do_not_convert(prepare.image)
 
 # Of each time that `darkened` was traced, whether for training.
 TRACED: list[bool] = []
-# State of objectives that no model holds.
-OWN: dict[str, Any] = {}
 
 
 class Dropouts(keras.Model):
@@ -421,65 +418,9 @@ def with_nan(batch, seeds, *, training, examples, **image) -> Mapping[str, tf.Te
     return prepared | {"image": tf.where(bad, tf.constant(float("nan"), prepared["image"].dtype), prepared["image"])}
 
 
-class Scaled(keras.layers.Layer):
-    """Divides by a running mean in a `tf.Variable`, which Keras does not track."""
-
-    def __init__(self, **keywords):
-        super().__init__(**keywords)
-        self.scale = tf.Variable(1.0, name="scale")
-
-    def call(self, inputs):
-        self.scale.assign(0.9 * self.scale + 0.1 * tf.reduce_mean(tf.abs(inputs)))
-        return inputs / self.scale
-
-
-def scaled(num_classes: int) -> keras.Model:
-    """Returns a dense layer after `Scaled`."""
-    inputs = keras.Input((8, 8, 1), name="image")
-    outputs = keras.layers.Flatten(name="flatten")(Scaled(name="scaled")(inputs))
-    return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(outputs))
-
-
-def running(model, batch, *, training):
-    """Classification; the loss is divided by its running mean, in a variable of this function."""
-    values = _classification(model, batch, training=training)
-    if "mean" not in OWN:
-        OWN["mean"] = tf.Variable(1.0, name="mean")
-    if training:
-        OWN["mean"].assign(0.9 * OWN["mean"] + 0.1 * tf.reduce_mean(values["loss"]))
-    return values | {"loss": values["loss"] / OWN["mean"]}
-
-
-def drawing(model, batch, *, training, of_keras: bool):
-    """Classification of noisy images: in training, with a generator of Keras, or in evaluation, with TensorFlow's."""
-    images = batch["image"]
-    if "keras" not in OWN:
-        OWN.update({"keras": keras.random.SeedGenerator(3), "tensorflow": tf.random.Generator.from_seed(3)})
-    if training and of_keras:
-        images = images + keras.random.normal(images.shape, seed=OWN["keras"])
-    elif not training and not of_keras:
-        images = images + OWN["tensorflow"].normal(images.shape)
-    return _classification(model, batch | {"image": images}, training=training)
-
-
 def shaken(model, batch, *, training):
     """Classification of images with noise of NumPy."""
     images = batch["image"]
     noise = tf.numpy_function(lambda shape: np.random.normal(size=shape).astype("f4"), [tf.shape(images)], tf.float32)
     images += tf.ensure_shape(noise, images.shape) * float(training)
     return _classification(model, batch | {"image": images}, training=training)
-
-
-def brightened(batch, seeds, *, training):
-    """Changes the brightness with numbers that do not come from `seeds`."""
-    images = _image(batch, seeds, training=training, scale=1 / 16)["image"]
-    return batch | {"image": tf.image.random_brightness(images, 0.5)}
-
-
-def flipped(batch, seeds, *, training):
-    """Flips with a layer, whose generator is a variable."""
-    images = _image(batch, seeds, training=training, scale=1 / 16)["image"]
-    if "flip" not in OWN:
-        with tf.init_scope():
-            OWN["flip"] = keras.layers.RandomFlip()
-    return batch | {"image": OWN["flip"](images, training=training)}

@@ -13,9 +13,11 @@ import numpy as np
 import on_workers
 import processes
 import pytest
+import small_runs
 import tensorflow as tf
 from launching import on_a_terminal, run_all, train_command, worker_environment
 from parameters import on_topologies, sizes
+from small_runs import data
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tfdist
@@ -164,27 +166,26 @@ def test_callbacks_go_on_after_a_crash_as_if_nothing_had_happened(followed):
         assert ("log" in found["whole"]) == (rank == 0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("topology", "trial", "end"),
+    [
+        ("one device, slow", "resumed", "stopped"),
+        ("two devices, slow", "resumed", "stopped"),
+        ("two devices, slow", "resumed_after_kill", "killed"),
+    ],
+)
+def test_callbacks_resume_in_the_middle_of_an_epoch(followed, topology, trial, end):
+    (worker,) = followed(topology).results
+    assert worker[trial][end] == worker[trial]["whole"]
+    assert end == "killed" or worker[trial]["stopped by"] == "SystemExit(75)"
+
+
 @pytest.mark.parametrize(("topology", "trial"), on_topologies(TRIALS, ["averaged"]))
 def test_swapped_averages_go_on_after_a_crash(followed, topology, trial):
     for worker in followed(topology).results:
         found = dict(worker[trial])
         assert found.pop("again") == found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("topology", ["one device, slow", "two devices, slow"])
-def test_callbacks_resume_in_the_middle_of_an_epoch(followed, topology):
-    (worker,) = followed(topology).results
-    found = worker["resumed"]
-    assert found["stopped by"] == "SystemExit(75)"
-    assert found["stopped"] == found["whole"]
-
-
-@pytest.mark.slow
-def test_callbacks_resume_in_the_middle_of_an_epoch_after_a_kill(followed):
-    (worker,) = followed("two devices, slow").results
-    found = worker["resumed_after_kill"]
-    assert found["killed"] == found["whole"]  # By `kill -9`.
 
 
 def shown(text: str) -> list[str]:
@@ -302,15 +303,21 @@ class Fails(keras.callbacks.Callback):
             raise KeyError(epoch)
 
 
+def of_a_start(cluster, make_optimizer):
+    """A model with names of its own: Keras' count the objects of a process, and several starts share this one."""
+    with cluster.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="only")], name="model")
+        model.compile(make_optimizer(), "mse")
+    model.set_weights([np.ones((2, 1)), np.zeros(1)])
+    return model
+
+
 @pytest.mark.slow
 def test_fits_that_append_to_one_log_leave_each_row_once(cluster, tmp_path):
     (tmp_path / "log.csv").write_text("epoch,loss\n9,0.5\n")
 
     def script(*fails_in):
-        with cluster.scope():  # Names count the objects of a process, and these are those of another start.
-            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="only")], name="model")
-            model.compile(keras.optimizers.SGD(name="sgd"), "mse")
-        model.set_weights([np.ones((2, 1)), np.zeros(1)])
+        model = of_a_start(cluster, lambda: keras.optimizers.SGD(name="sgd"))
         for index, epoch in enumerate(fails_in):
             fits = keras.callbacks.CSVLogger(tmp_path / "log.csv", append=True), Fails(epoch)
             options = {"callbacks": fits, "epochs": 2, "verbose": 0, "workdir": tmp_path / f"fit{index}"}
@@ -331,10 +338,7 @@ def test_backup_and_restore_names_the_directory_of_a_run_that_resumes(cluster, t
     """As with Keras, an interrupted training goes on, and the directory is removed when it has ended."""
 
     def script(fails_in):
-        with cluster.scope():  # Names count the objects of a process, and these are those of another start.
-            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="only")], name="model")
-            model.compile(keras.optimizers.Adam(0.1, name="adam"), "mse")
-        model.set_weights([np.ones((2, 1)), np.zeros(1)])
+        model = of_a_start(cluster, lambda: keras.optimizers.Adam(0.1, name="adam"))
         backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), save_freq=save_freq)
         tfdist.fit(cluster, model, x, x[:, :1], batch_size=8, epochs=3, verbose=0, callbacks=[backup, Fails(fails_in)])
         return model.get_weights()
@@ -390,29 +394,13 @@ def test_variables_that_callbacks_hold_are_found():
     assert len(found) == 6 and {id(one) for one in found} == expected
 
 
-def test_a_variable_that_is_not_found_and_changes_is_named(cluster, tmp_path, capsys):
-    holder = type("Holder", (), {})()
-    with cluster.scope():
-        holder.weight = tf.Variable(1.0, name="weight")
-        model = compiled()
-        model.compile("sgd", lambda y, output: holder.weight * keras.losses.mean_squared_error(y, output))
-    lower = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: holder.weight.assign(0.5 * holder.weight))
-    tfdist.fit(cluster, model, np.ones((8, 2)), np.ones((8, 1)), epochs=3, callbacks=[lower], verbose=0)
-    said = r"LambdaCallback\.on_epoch_end \(\S+\.py:\d+\) changed weight, which The training step reads \(\S+\.py:\d+: "
-    assert len(re.findall(said, capsys.readouterr().err)) == 1
-
-
 def config(*specs, **changes):
     parts = {
-        "model": {"target": "lab:linear", "num_classes": 10},
-        "data": c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=256),
+        "data": data(batch_size=256),
         "learning_rate": c.LearningRate(peak=0.01, schedule={"target": "tfdist.zoo.schedules:settable"}),
         "train": c.Train(epochs=6),
-        "report": c.Report(tensorboard=False),
-        "checkpoint": c.Checkpoint(export=True),
-        "callbacks": list(specs),
     }
-    return c.Config(**parts | changes)
+    return small_runs.config(callbacks=list(specs), **parts | changes)
 
 
 def spec(name, **arguments):
@@ -429,7 +417,7 @@ def test_a_config_names_callbacks_whose_end_is_the_runs(tmp_path, capsys):
     finished = json.loads((tmp_path / "run" / "finished.json").read_text())
     # 1,437 digits are 5 steps an epoch; the third is the second without an improvement.
     assert finished == {"step": 15, "stopped_by_callback": True}
-    said = "finished after step 15 of 30: EarlyStopping ended the run"
+    said = "after step 15 of 30: EarlyStopping"
     assert said in capsys.readouterr().out and said in (tmp_path / "run" / "metrics.jsonl").read_text()
     rows = (tmp_path / "log.csv").read_text().splitlines()
     assert rows[0] == "epoch,accuracy,learning_rate,loss,val_accuracy,val_loss" and len(rows) == 4
@@ -466,11 +454,10 @@ def test_keras_callback_for_tensorboard_shows_histograms_and_graph_of_a_config(t
 @pytest.mark.slow
 def test_epochs_are_counted_anew_if_a_run_resumes_with_another_batch_size(tmp_path):
     log = spec("CSVLogger", filename=str(tmp_path / "log.csv"))
-    data = c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=128)
-    for changes in ({"train": c.Train(epochs=2)}, {"train": c.Train(epochs=4), "data": data}):
-        keras.utils.clear_session()
-        run = setup.build_run(config(log, **changes), tmp_path / "run")
-        assert loop.train(run, allow_config_changes=True) == 0
+    for epochs, batch_size in ((2, 256), (4, 128)):
+        small_runs.train(
+            tmp_path / "run", data=data(batch_size=batch_size), train=c.Train(epochs=epochs), callbacks=[log]
+        )
     rows = (tmp_path / "log.csv").read_text().splitlines()[1:]
     # Two epochs of 5 steps; then 11 steps are an epoch, so the first one continues.
     assert [row.split(",")[0] for row in rows] == ["0", "1", "0", "1", "2", "3"]
@@ -479,20 +466,15 @@ def test_epochs_are_counted_anew_if_a_run_resumes_with_another_batch_size(tmp_pa
 @pytest.mark.parametrize(
     ("bad", "changes", "message"),
     [
-        (spec("EarlyStoping"), {}, r"config\.callbacks\[0\]\.target='.*': keras.callbacks has no 'EarlyStoping'"),
         (spec("EarlyStopping", patiense=3), {}, r"config\.callbacks\[0\]\.patiense: .* Did you mean 'patience'\?"),
         ({"target": "lab:not_a_model"}, {}, r"config\.callbacks\[0\]\.target must return a keras.* Received: str"),
         (spec("BackupAndRestore", backup_dir="x"), {}, r"config\.callbacks\[0\]: BackupAndRestore is not needed"),
-        (
-            spec("EarlyStopping", monitor="val_acc"),
-            {},
-            r"config\.callbacks\[0\]\.monitor='val_acc' is not a metric of this run.*Choose one of",
-        ),
+        (spec("EarlyStopping", monitor="val_acc"), {}, r"config\.callbacks\[0\]\.monitor='val_acc' .*Choose one of"),
         (spec("EarlyStopping", monitor="accuracy"), {}, r"config\.callbacks\[0\]: set mode=\"max\" or mode=\"min\""),
         (
             spec("ReduceLROnPlateau"),
             {"learning_rate": c.LearningRate(peak=0.01)},
-            r"config\.callbacks\[0\]: ReduceLROnPlateau cannot set the learning rate of a schedule.*settable",
+            r"config\.callbacks\[0\]: ReduceLROnPlateau .*settable",
         ),
     ],
 )

@@ -72,18 +72,21 @@ def start(folders: list[pathlib.Path], words: list[str], **second: str) -> tuple
     return [codes[0] for codes, _ in done], [outputs[0] for _, outputs in done]
 
 
-def test_workers_with_other_code_or_settings_are_refused_before_they_connect(clones, tmp_path):
+def test_workers_with_other_code_or_settings_are_refused_before_they_connect(clones, tmp_path, monkeypatch):
     """Both trained, each on its own scale of the images, without a word."""
     write_lab(clones[1], 255)
     (tmp_path / "keras.json").write_text(json.dumps({"image_data_format": "channels_first"}))
     settings = {"KERAS_HOME": str(tmp_path), "NVIDIA_TF32_OVERRIDE": "0", "XLA_FLAGS": "--xla_dump_to=/here"}
+    settings["TF_ENABLE_ONEDNN_OPTS"] = "0"
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")  # Of the first.
     command = ["tfdist.main", "--config=configs/small.py", f"--workdir={tmp_path / 'run'}"]
     codes, outputs = start(clones, command, **settings)
     assert codes == [1, 1], outputs
     for said in outputs:
         lines = said.partition("The workers differ:\n")[2].splitlines()
         assert [line.split(":")[0].strip() for line in lines if " on rank " in line] == [
-            *("image_data_format", "NVIDIA_TF32_OVERRIDE", "file lab_of_worker.py")
+            *("image_data_format", "NVIDIA_TF32_OVERRIDE", "file lab_of_worker.py"),
+            "oneDNN, of TF_ENABLE_ONEDNN_OPTS",
         ], said
 
 

@@ -6,17 +6,19 @@ import pathlib
 import keras
 import numpy as np
 import pytest
+import small_runs
+from PIL import Image
 
 import tfdist
 from tfdist import config as c
-from tfdist.training import loop, setup
+from tfdist.training import loop
 
 pytestmark = pytest.mark.usefixtures("own_signals", "own_process")
 
 
 @pytest.fixture
 def root(tmp_path):
-    """40 images of noise, PATH/SPLIT/CLASS/NUMBER.png, all of one size in bytes."""
+    """40 images of noise, PATH/SPLIT/CLASS/NUMBER.bmp, all of one size in bytes."""
     rng = np.random.default_rng(0)
     for split, count in (("train", 16), ("test", 4)):
         for label in ("cat", "dog"):
@@ -27,20 +29,17 @@ def root(tmp_path):
 
 
 def write(path: pathlib.Path, rng: np.random.Generator) -> None:
-    header = b"BM" + (54 + 192).to_bytes(4, "little") + bytes(4) + (54).to_bytes(4, "little")
-    header += (40).to_bytes(4, "little") + (8).to_bytes(4, "little") * 2 + (1).to_bytes(2, "little")
-    header += (24).to_bytes(2, "little") + bytes(24)
-    path.write_bytes(header + rng.integers(0, 255, 192, np.uint8).tobytes())
+    Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(path)
 
 
 def train(root: pathlib.Path, epochs: int, **options) -> None:
-    keras.utils.clear_session()
-    config = c.Config(
+    run = small_runs.start(
+        root.parent / "run",
         model={"target": "lab:linear", "num_classes": 2, "input_shape": (8, 8, 3)},
         data=c.Data(source={"target": "tfdist.zoo.sources:image_folder", "path": str(root)}, batch_size=8),
         train=c.Train(epochs=epochs),
     )
-    assert loop.train(setup.build_run(config, root.parent / "run"), **options) == 0
+    assert loop.train(run, **options) == 0
 
 
 def resume(root: pathlib.Path, epochs: int, **options) -> None:

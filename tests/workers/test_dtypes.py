@@ -4,11 +4,11 @@ import keras
 import numpy as np
 import on_workers
 import pytest
+import small_runs
 import tensorflow as tf
 import topologies
 
 from tfdist import config as c
-from tfdist.training import loop, setup
 
 pytestmark = pytest.mark.usefixtures("own_process")
 
@@ -45,17 +45,14 @@ def constant_loss(model, batch, *, training):
 
 
 def start(workdir, objective, replicas=1, model=f"{__name__}:two_types", **train):
-    keras.utils.clear_session()
-    config = c.Config(
+    small_runs.train(
+        workdir,
         model={"target": model},
         objective={"target": f"{__name__}:{objective}"},
-        data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=48),
         train=c.Train(steps=3, **train),
         evaluation=c.Evaluation(every=c.Every(steps=100)),
         cluster=c.ClusterOptions(logical_devices=replicas),
-        report=c.Report(tensorboard=False),
     )
-    assert loop.train(setup.build_run(config, workdir)) == 0
 
 
 def start_on_three(workdir):

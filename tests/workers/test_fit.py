@@ -8,7 +8,7 @@ import numpy as np
 import on_workers
 import processes
 import pytest
-from parameters import on_topologies, sizes
+from parameters import on_topologies, sizes, slow
 from topologies import environments
 
 OF_KERAS = [case.__name__ for case in fits.CASES if case.__name__ != "summed_tokens"]
@@ -78,13 +78,8 @@ def test_what_cannot_be_done_is_refused_by_its_argument_or_line(found, trial):
     [
         ("two devices", "array", r"loss is nan in steps \d+ to 7: in step \d, x\[37, 4\] is nan"),
         ("two devices", "rate", r"loss is (nan|inf) in steps? \d+( to \d+)?\..* learning rate.*'s global_clipnorm"),
-        *(
-            pytest.param("two workers, slow", name, words, marks=pytest.mark.slow)
-            for name, words in (
-                ("batches", r"loss is nan in "),
-                ("weights", r"in step \d, sample_weight\[12\] is inf"),
-            )
-        ),
+        slow("two workers, slow", "batches", r"loss is nan in "),
+        slow("two workers, slow", "weights", r"in step \d, sample_weight\[12\] is inf"),
     ],
 )
 def test_a_value_that_is_not_finite_is_named_on_all_workers(found, topology, name, words):
@@ -105,7 +100,7 @@ def test_variables_and_outputs_may_have_types_that_collectives_lack(found, topol
         assert len(set(run["lengths"])) > 2
 
 
-@pytest.mark.parametrize("topology", ["two workers", pytest.param("two workers, slow", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("topology", ["two workers", slow("two workers, slow")])
 def test_all_workers_have_the_same_results(found, topology):
     first, second = ({name: worker[name] for name in worker if name != "chief_first"} for worker in found(topology))
     assert first and first == second

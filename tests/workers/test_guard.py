@@ -62,7 +62,7 @@ CASES = [
 ]
 NAMES = {f"{case.place} {case.planted.removeprefix('planted_')}": case for case in CASES}
 # The others are slow.
-QUICK = ["prepare helper", "read numpy_function", "evaluation written"]
+QUICK = ["prepare helper", "prepare looped", "read numpy_function", "evaluation written", "hook read_by_objective"]
 NAMED = r"draws|calls Python|writes variables|changed |not saved"
 # Functions that a case needs in other places.
 NEEDED = {"strength": PLACES["prepare"].format("planted_strength")}

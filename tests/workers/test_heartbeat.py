@@ -142,6 +142,7 @@ def killed_or_stopped(number, victim):
 SCENES = {
     "slow callback": Scene(("callback", "behind"), (0, 1)),
     "busy": Scene(("leave", "busy"), (0, 1)),
+    "busy chief": Scene(("busy", "leave"), (0, 1)),
     "write": Scene(("write", "run"), (0,), victim=1),
     "finished early": Scene(("collect", "leave"), (0, 1)),
     "stalled": Scene(("stall", "run"), (0, 1)),
@@ -157,7 +158,7 @@ SCENES = {
 
 
 SLOW = ("write", "finished early", "hanging start", "killed in the start", "no threads", (KILL, 2), "finished")
-SLOW += ("killed before its first heartbeat",)
+SLOW += ("killed before its first heartbeat", "busy chief")
 
 
 @pytest.fixture(scope="module")
@@ -206,28 +207,26 @@ def test_a_worker_that_is_killed_before_its_first_heartbeat_is_named(ended):
     """Its watchdog process was still starting and ended in silence: the others waited for two minutes."""
     seen = ended("killed before its first heartbeat")
     assert seen.codes == [LOST, LOST], seen.said
-    assert all(
-        f"worker 2 (host {os.uname().nodename}, pid {seen.processes[2].pid}) is lost" in text for text in seen.said
-    )
+    who = f"worker 2 (host {os.uname().nodename}, pid {seen.processes[2].pid}) is lost"
+    assert all(who in text for text in seen.said)
 
 
 @pytest.mark.slow
-def test_a_worker_that_can_start_no_threads_ends_after_a_loss(ended):
-    """Its monitor ended instead, and it trained or waited for ever."""
-    seen = ended("no threads")
-    assert seen.codes == [LOST], seen.said
-    assert_named({0: seen.said[0]}, 1, seen.processes[1], silent=(0.0, SEEN_WITHIN))
+@pytest.mark.parametrize(("name", "code"), [("no threads", LOST), ("killed in the start", -KILL)])
+def test_workers_that_cannot_end_by_a_thread_of_their_own_name_the_lost_one(ended, name, code):
+    """In the start, TensorFlow waits for ten minutes, deaf to signals: the watchdog processes end their workers."""
+    seen, victim = ended(name), SCENES[name].victim
+    assert set(seen.codes) == {code}, seen.said
+    assert_named(dict(enumerate(seen.said)), victim, seen.processes[victim], silent=(0.0, SEEN_WITHIN))
 
 
-def test_a_worker_that_is_busy_without_letting_threads_run_is_not_lost(ended):
-    """Silent for twice the limit; a call of 25 s ended a run of the default limit of 10 s."""
-    assert ended("busy").codes == [0, 0] and ended("busy").said == ["", ""]
-
-
-@pytest.mark.slow
-def test_a_chief_that_is_busy_without_letting_threads_run_is_not_lost():
-    seen = play(Scene(("busy", "leave"), (0, 1)))
-    assert seen.codes == [0, 0] and seen.said == ["", ""]
+@pytest.mark.parametrize(
+    "name", slow_except(["busy", "busy chief", "slow callback", "finished"], ["busy", "slow callback"])
+)
+def test_workers_that_are_busy_slow_or_finished_are_not_lost(ended, name):
+    """Busy: without letting threads run. The callback takes longer than the limits of an execution and of the end."""
+    codes, said, *_ = ended(name)
+    assert set(codes) == {0} and set(said) == {""}, said
 
 
 @pytest.mark.slow
@@ -255,10 +254,7 @@ def test_a_worker_prints_all_stacks_when_its_calls_never_end(ended):
     codes, said, *_ = ended("stalled")
     assert codes == [LOST, LOST]
     for rank, text in enumerate(said):
-        line = (
-            rf"tfdist: worker {rank}: worker 0 \(host .*\) has not completed a step for 3\.\d s \(last step: \d+\)\. "
-        )
-        assert re.search(line, text), text
+        assert re.search(rf"tfdist: worker {rank}: worker 0 \(.*\) .* for 3\.\d s \(last step: \d+\)", text), text
         assert text.count("is lost") == 0 and text.count("tfdist: ") == 1
     assert "in nowhere" in said[0]
 
@@ -269,12 +265,6 @@ def test_the_reason_of_a_worker_that_fails_is_told_to_the_others(ended):
     for rank in (0, 2):
         line = rf"tfdist: worker {rank}: worker 1 \(host .*\) has ended: the disk is full\. Restart all workers\n"
         assert re.fullmatch(line, said[rank]), said[rank]
-
-
-@pytest.mark.slow
-def test_workers_that_have_finished_wait_for_each_other_and_are_not_lost(ended):
-    codes, said, *_ = ended("finished")
-    assert codes == [0, 0, 0] and said == ["", "", ""]
 
 
 @pytest.mark.slow
@@ -299,16 +289,8 @@ def test_a_worker_that_waits_for_one_that_has_finished_names_it(ended):
     codes, said, *_ = ended("finished early")
     assert codes == [LOST, LOST], said
     for rank, text in enumerate(said):
-        line = (
-            rf"tfdist: worker {rank}: worker 1 \(host .*\) has finished, but worker 0 \(host .*\) has waited for all "
-            r"workers for \d+\.\d s, in an exchange of values: every worker must call the same functions of tfdist\. "
-        )
+        line = rf"tfdist: worker {rank}: worker 1 \(host .*\) has finished, but worker 0 \(host .*\) .* for \d+\.\d s, "
         assert re.match(line, text), text
-
-
-def test_a_slow_callback_or_save_does_not_end_the_run(ended):
-    """Longer than the limits, of 3 s, of an execution and of the end of a run."""
-    assert ended("slow callback").codes == [0, 0] and ended("slow callback").said == ["", ""]
 
 
 # What workers begin with that connect, and do nothing else.
@@ -317,7 +299,7 @@ import os, signal, socket, struct, sys, time
 import tensorflow as tf
 from tfdist import config
 from tfdist.cluster import process_exit, strategy
-from tfdist.cluster.devices import gpu_software, replicas
+from tfdist.cluster.devices import replicas
 from tfdist.cluster.several_workers import multi_worker
 """
 
@@ -370,26 +352,6 @@ def test_workers_whose_connection_is_reset_say_so():
         assert match and match[1] != match[2] and "Traceback" not in text, text
 
 
-COMPILING = """
-build = {"cuda_compute_capabilities": ["sm_70", "compute_80"]}
-found = gpu_software.facts([{"device_name": "NVIDIA H100", "compute_capability": (9, 0)}], build, {})
-gpu_software.describe = lambda env: found
-count = multi_worker.count_connected
-def count_and_tell(made, monitor, seconds, one):
-    print(f"within {seconds} s", file=sys.stderr, flush=True)
-    return count(made, monitor, seconds, one)
-multi_worker.count_connected = count_and_tell
-process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions()).leave() or 0)
-"""
-
-
-@pytest.mark.slow
-def test_the_first_all_reduce_may_compile_kernels():
-    """Where the driver compiles them from PTX, 120 s may not be enough."""
-    codes, said, _ = ends_of_two(COMPILING)
-    assert codes == [0, 0] and all("within 600.0 s\n" in text for text in said), said
-
-
 DYING = """
 def die(planned, addresses):
     time.sleep(5)  # The watchdogs start meanwhile, also on a busy machine.
@@ -413,14 +375,6 @@ def test_workers_whose_tensorflow_does_not_start_end_and_say_so(ended):
     codes, said, *_ = ended("hanging start")
     assert codes == [-KILL, -KILL], said
     assert all("TensorFlow did not start within 15 s after a successful rendezvous" in text for text in said), said
-
-
-@pytest.mark.slow
-def test_workers_whose_tensorflow_waits_for_one_that_dies_name_it_and_end(ended):
-    """TensorFlow waits there for ten minutes, deaf to signals; so the watchdog processes end their workers."""
-    seen = ended("killed in the start")
-    assert seen.codes == [-KILL, -KILL], seen.said
-    assert_named(dict(enumerate(seen.said)), 2, seen.processes[2], silent=(0.0, SEEN_WITHIN))
 
 
 def training(workdir, *options):

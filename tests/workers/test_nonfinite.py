@@ -1,15 +1,16 @@
 """What is not finite: skipped, alike on all topologies and through interruptions, and bounded."""
 
 import pathlib
-import runpy
 
 import keras
 import numpy as np
 import pytest
 import topologies
 from launching import REPOSITORY
+from parameters import slow
 
 from tfdist import config as c
+from tfdist.config import load
 from tfdist.training import execution, loop, setup
 
 # The examples of tests/configs/same_run.py come in their own order here, 48 a step: those of steps 5, 6 and 7.
@@ -21,25 +22,8 @@ LINEAR = {"target": "tests.support.lab:linear", "num_classes": 10}
 pytestmark = pytest.mark.usefixtures("own_process")
 
 
-def config(nonfinite: str, *steps: int, limit: int = 10) -> c.Config:
-    """A run of 20 steps that saves after each 4, with one example that is NaN in each of `steps`."""
-    made = runpy.run_path(str(REPOSITORY / topologies.SAME_RUN))["get_config"]()
-    made.model, made.data.shuffle = dict(MODEL), False
-    made.data.prepare |= {"target": "tests.support.lab:with_nan", "examples": [OF_STEPS[step] for step in steps]}
-    made.checkpoint = c.Checkpoint(every=c.Every(steps=4), keep=9, export=False)
-    made.evaluation = c.Evaluation(every=c.Every())
-    made.train.nonfinite, made.train.nonfinite_limit = nonfinite, limit
-    return made
-
-
-def run(workdir: pathlib.Path, made: c.Config) -> None:
-    """Trains in this process."""
-    keras.utils.clear_session()
-    assert loop.train(setup.build_run(made, workdir)) == 0
-
-
 def options(*steps: int, nonfinite: str) -> list[str]:
-    """The same run for the command line."""
+    """A run of 20 steps that saves after each 4, with one example that is NaN in each of `steps`."""
     examples = [OF_STEPS[step] for step in steps]
     return [
         f"--config.model={MODEL}",
@@ -49,6 +33,17 @@ def options(*steps: int, nonfinite: str) -> list[str]:
         *("--config.evaluation.every.steps=none", "--config.checkpoint.export=false"),
         f"--config.train.nonfinite={nonfinite}",
     ]
+
+
+def config(nonfinite: str, *steps: int, limit: int = 10) -> c.Config:
+    words = options(*steps, nonfinite=nonfinite)
+    return load.load(str(REPOSITORY / topologies.SAME_RUN), [*words, f"--config.train.nonfinite_limit={limit}"])
+
+
+def run(workdir: pathlib.Path, made: c.Config) -> None:
+    """Trains in this process."""
+    keras.utils.clear_session()
+    assert loop.train(setup.build_run(made, workdir)) == 0
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +66,7 @@ def test_a_skipped_step_leaves_no_trace_but_that_it_was_made(skipped):
     # A report every step: the mean over no examples is None, all others are numbers.
     assert [line["step"] for line in lines if line["loss"] is None] == [7]
     events = [line["text"] for line in topologies.records(skipped, "event") if "WARNING" in line["text"]]
-    assert events == [
-        "WARNING: The loss or a gradient is not finite in step 7. Skipped: 1 updates in all, of at most 1"
-    ]
+    assert len(events) == 1 and "in step 7. Skipped: 1 updates in all, of at most 1" in events[0]
 
 
 @pytest.mark.slow
@@ -96,12 +89,9 @@ def test_a_run_that_skips_is_killed_and_resumed_to_the_same_bits(skipped, tmp_pa
 
 @pytest.mark.slow
 def test_after_so_many_times_the_run_ends(tmp_path):
-    with pytest.raises(execution.DivergedError) as raised:
+    words = r"3 updates, .*nonfinite_limit=2, .* step 7, image\[0, 0, 0\] .* example 300 .* of step 4 is kept"
+    with pytest.raises(execution.DivergedError, match=words):
         run(tmp_path / "skip", config("skip", 5, 6, 7, limit=2))
-    assert (
-        "3 updates, more than config.train.nonfinite_limit=2, would be skipped: in step 7, image[0, 0, 0] of "
-        "the prepared example 300 of the split 'train' is nan. The checkpoint of step 4 is kept. "
-    ) in str(raised.value)
 
 
 @pytest.mark.slow
@@ -129,9 +119,7 @@ def test_a_gradient_that_no_scale_of_the_loss_makes_finite_ends_the_run(tmp_path
         run(tmp_path, made)
 
 
-@pytest.mark.parametrize(
-    "objective", ["nan_from_epoch", pytest.param("bad_gradient_from_epoch", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("objective", ["nan_from_epoch", slow("bad_gradient_from_epoch")])
 def test_either_a_loss_or_a_gradient_that_is_not_finite_is_enough(tmp_path, objective):
     made = config("skip")
     made.model = dict(LINEAR)

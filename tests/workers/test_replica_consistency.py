@@ -77,12 +77,7 @@ def test_a_bit_that_differs_on_one_replica_ends_the_run_with_its_name(tmp_path, 
     # Neither evaluates nor exports: most of the time of so short a run.
     options = ("--config.evaluation.every.steps=none", "--config.checkpoint.export=false", OFTEN, FLIPS)
     for output in run(tmp_path, *options, f"--config.cluster.logical_devices={devices}", workers=workers):
-        words = (
-            r"The replicas do not hold the same state after step 4:\n"
-            rf"  model/logits/kernel: {HASH} on {first}, {HASH} on {second}\n"
-            rf"{second} differs from the chief\. They were last equal after step 3\. .* "
-            r"All checkpoints were compared before they were saved"
-        )
+        words = rf"step 4:\n  model/logits/kernel: {HASH} on {first}, {HASH} on {second}\n{second} .* step 3\. "
         assert len(re.findall(words, output)) == 1, output
     assert not list(tmp_path.glob("checkpoints/step-00000004"))
 
@@ -95,9 +90,7 @@ def test_unequal_replicas_are_never_saved(tmp_path):
     options = ("--config.cluster.logical_devices=2", "--config.checkpoint.every.steps=1", FLIPS)
     (output,) = run(tmp_path, *options, workers=1)
     second = r"worker 0 \(host \S+, replica 1\)"
-    words = (
-        rf"  model/logits/kernel: {HASH} on .*, {HASH} on {second}\n{second} differs from the chief\. .* after step 3"
-    )
+    words = rf"  model/logits/kernel: {HASH} on .*, {HASH} on {second}\n{second} differs .* after step 3"
     assert re.search(words, output), output
     assert sorted(path.name for path in tmp_path.glob("checkpoints/step-*"))[-1] == "step-00000003"
 
@@ -109,10 +102,7 @@ def test_workers_that_read_other_examples_end_at_the_start(tmp_path, own_fingerp
         words = "fingerprint of the train split: 'digits brighter by 0' on rank 0 .*; 'digits brighter by 1' on rank 1"
     else:
         both = rf"{HASH} on worker 0 \(host \S+\), {HASH} on worker 1 \(host \S+\)\n"
-        words = (
-            rf"The workers do not read the same data:\n  'image' of the evaluation split: {both}"
-            rf"  'image' of the train split: {both}worker 1 \(host \S+\) differs from the chief\. 16 examples"
-        )
+        words = rf"  'image' of the evaluation split: {both}  'image' of the train split: {both}worker 1 \(host"
     for output in run(tmp_path, source, OFTEN, workers=2, code=1 if own_fingerprint else 77):
         assert re.search(words, output), output
     assert not list(tmp_path.glob("checkpoints/*"))

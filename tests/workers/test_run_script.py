@@ -9,6 +9,7 @@ import numpy as np
 import processes
 import pytest
 from launching import REPOSITORY, python, run_all, worker_environment
+from parameters import slow
 from topologies import environments
 
 SCRIPT = "tests/scripts/unchanged.py"
@@ -109,7 +110,7 @@ def test_a_finished_script_trains_nothing(found):
     ("fail", "words"),
     [
         ("here", r'Traceback \(most recent call last\):\n  File "tests/scripts/unchanged\.py", line \d+, in <module>'),
-        pytest.param("connect", r"calls tfdist\.connect, which tfdist\.run has done already", marks=pytest.mark.slow),
+        slow("connect", r"calls tfdist\.connect, which tfdist\.run has done already"),
     ],
 )
 def test_errors_show_the_script(tmp_path, fail, words):
@@ -120,18 +121,10 @@ def test_errors_show_the_script(tmp_path, fail, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            [],
-            r"tfdist\.run: the following arguments are required: SCRIPT\.py",
-        ),
+        ([], r"required: SCRIPT\.py"),
         (["missing.py"], r"there is no file missing\.py"),
-        (["--workdir=gs://bucket/run", SCRIPT], r"--workdir: 'gs://bucket/run' is an address, and must be a path"),
         ([SCRIPT.removesuffix(".py")], r"there is no file .*\. Did you mean \S+\.py\?"),
-        (
-            ["--logical_devices=two", SCRIPT],
-            r"--logical_devices: must be a whole number and at least 1\. Received: 'two'",
-        ),
-        (["--subprocesses=everywhere", SCRIPT], r"there is no flag --subprocesses\."),
+        (["--logical_devices=two", SCRIPT], r"--logical_devices: .* at least 1\. Received: 'two'"),
         (["--epochs=3", SCRIPT], r"there is no flag --epochs\. Flags of the script follow its name"),
     ],
 )
@@ -140,44 +133,27 @@ def test_a_wrong_command_line_is_refused(arguments, words):
     assert re.search(words, done.stderr), done.stderr
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, slow(2)])
 def test_a_mistake_in_a_script_that_connects_is_one_message_with_its_place(tmp_path, workers):
     script = tmp_path / "script.py"
     script.write_text("import tfdist\n\ncluster = tfdist.connect()\ntfdist.fit(cluster, None, [1])\n")
     codes, outputs = processes.run([[sys.executable, str(script)]] * workers, environments(workers), timeout=900.0)
-    words = (
-        r"tfdist: (worker \d: )?tfdist\.fit\(.*\): `model` must be a keras\.Model\. Received: NoneType\n"
-        r"  Called at .*script\.py, line 4, `tfdist\.fit\(cluster, None, \[1\]\)`\.\n"
-    )
+    words = r"tfdist: (worker \d: )?tfdist\.fit\(.*\): `model` .*: NoneType\n  Called at .*script\.py, line 4, .*\n"
     # With several workers, the others may report that one has failed.
     assert 1 in codes and any(re.fullmatch(words, output) for output in outputs), outputs
     assert not any("Traceback" in output for output in outputs), outputs
 
 
-WRONG = """import sys
-
-import keras
-import numpy as np
+WRONG = """import sys, keras, numpy as np
 
 if "--all" in sys.argv:
     keras.config.disable_traceback_filtering()
-
 
 class Wrong(keras.layers.Layer):
     def call(self, x):
         return keras.ops.matmul(x, keras.ops.ones((5, 2)))  # x has 4 columns.
 
-
-class Model(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.wrong = Wrong()
-
-    def call(self, x):
-        return self.wrong(x)
-
-
-model = Model()
+model = keras.Sequential([Wrong()])
 model.compile(optimizer="sgd", loss="mse")
 model.fit(np.zeros((8, 4)), np.zeros((8, 2)))
 """
@@ -191,7 +167,7 @@ def test_a_shape_error_names_the_line_of_the_layer_on_one_worker(tmp_path, flags
     line = [sys.executable, "-m", "tfdist.run", str(script), *flags]
     codes, outputs = processes.run([line] * 2, environments(2), timeout=900.0)
     assert 1 in codes and set(codes) <= {1, 76}, outputs
-    place = 'wrong.py", line 12, in call'
+    place = 'wrong.py", line 8, in call'
     chief, other = outputs
     assert place in chief and "Traceback" in chief, chief
     assert place not in other and "Traceback" not in other and other.count("\n") == 1, other

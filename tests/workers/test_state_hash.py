@@ -38,9 +38,7 @@ def test_a_resumed_run_continues_the_list_of_hashes(tmp_path):
     assert "'image' of the train split" in data["hashes"]
     (environment,) = topologies.records(whole, "environment")
     assert {"processor", "threads", "code", "config", "git"} <= environment.keys()
-    assert compare.first_difference([whole, resumed]) == (
-        "State: equal until step 12, the last of 8 after which all runs have a hash."
-    )
+    assert "equal until step 12, the last of 8 " in compare.first_difference([whole, resumed])
     assert "equal until step 8, different at step 10." in compare.first_difference([whole, changed])
     assert "equal until step 8, different at step 9." in compare.first_difference([changed, resumed])
 

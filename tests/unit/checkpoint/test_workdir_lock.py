@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -183,15 +184,11 @@ def test_a_removed_file_is_made_again(tmp_path):
 
 def test_a_file_that_cannot_be_written_is_not_left_empty(tmp_path):
     """As on a full disk: no file may be longer than 0 bytes."""
-    code = """
-import pathlib, resource, sys
-from tfdist.checkpoint import workdir_lock
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-try:
-    workdir_lock._create(pathlib.Path(sys.argv[1]), workdir_lock.Owner())
-except OSError as error:
-    print(error.strerror)
-"""
-    command = [sys.executable, "-c", code, str(tmp_path / "lock")]
-    assert subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout == "File too large\n"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            acquire(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []

@@ -1,18 +1,11 @@
 """What `connect` imports; after another operation of TensorFlow it is one message that says what to move."""
 
-import sys
-
-import forked
 import pytest
-from launching import REPOSITORY, worker_environment
+from launching import python
 
 
 def run(code):
-    command, env = (
-        [sys.executable, "-c", f"import tfdist; from tfdist import config as c; {code}"],
-        worker_environment(),
-    )
-    return forked.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=120)
+    return python("-c", f"import tfdist; from tfdist import config as c; {code}", code=None)
 
 
 @pytest.mark.workers

@@ -2,10 +2,9 @@
 
 import platform
 import subprocess
-import sys
 
 import pytest
-from launching import REPOSITORY, worker_environment
+from launching import python
 
 # Frees 200 buffers of 1 MB that were all written to, and prints what was asked for and how much memory is left, in MB.
 PROGRAM = """
@@ -21,12 +20,6 @@ print(kept, int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAG
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
 
 
-def run(program: str, *words: str, **variables: str) -> str:
-    """What a program prints."""
-    env = worker_environment(**variables)
-    return subprocess.check_output([sys.executable, "-c", program, *words], cwd=REPOSITORY, env=env, text=True)
-
-
 @pytest.mark.parametrize(
     ("switch", "variables", "kept"),
     [
@@ -37,5 +30,6 @@ def run(program: str, *words: str, **variables: str) -> str:
     ],
 )
 def test_freed_memory_is_kept_unless_the_user_has_chosen_otherwise(switch, variables, kept):
-    said, megabytes = run(PROGRAM, switch, **variables).split()
+    done = python("-c", PROGRAM, switch, start=subprocess.run, **variables)
+    said, megabytes = done.stdout.split()
     assert said == str(kept) and (int(megabytes) > 200 if kept else int(megabytes) < 150)

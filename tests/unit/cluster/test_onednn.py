@@ -5,9 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from launching import run_all, train_command, worker_environment
-from processes import run
-from topologies import environments
+from launching import python, worker_environment
 
 from tfdist.cluster.devices import onednn
 
@@ -32,21 +30,15 @@ print(json.dumps(read_by_tensorflow))
 """
 
 
-@pytest.fixture
-def choose(tmp_path):
-    """(cpuinfo, workdir, variables of the environment) -> the variable at TensorFlow's import."""
-
-    def call(cpuinfo, workdir="", **variables):
+def test_the_variable_the_saved_run_and_the_table_decide_in_this_order(tmp_path):
+    def choose(cpuinfo, workdir="", **variables):
+        """The variable at TensorFlow's import, with these variables of the environment."""
         (tmp_path / "cpuinfo").write_text(cpuinfo)
         env = {name: value for name, value in worker_environment().items() if name != onednn.VARIABLE} | variables
         env |= {"BEFORE": env[onednn.VARIABLE]} if onednn.VARIABLE in env else {}
         command = [sys.executable, "-c", CHOOSE, str(tmp_path / "cpuinfo"), str(workdir)]
         return json.loads(subprocess.check_output(command, env=env))
 
-    return call
-
-
-def test_the_variable_the_saved_run_and_the_table_decide_in_this_order(choose, tmp_path):
     assert choose(ZEN3) == "1" and choose(OLD) is choose(HASWELL) is None
     assert choose(ZEN3, TF_ENABLE_ONEDNN_OPTS="0") == "0"
     (tmp_path / onednn.ENVIRONMENT).write_text(json.dumps({onednn.ENTRY: {"enabled": False}}))
@@ -59,19 +51,5 @@ def test_the_variable_the_saved_run_and_the_table_decide_in_this_order(choose, t
 def test_tensorflow_says_what_it_does(value, enabled):
     code = "import tfdist, os\nimport tensorflow\nfrom tfdist.cluster.devices import onednn\n"
     code += "print(onednn.enabled())"
-    env = worker_environment() | {onednn.VARIABLE: value}
-    assert subprocess.check_output([sys.executable, "-c", code], env=env, text=True).split() == [enabled]
-
-
-@pytest.mark.slow
-def test_workers_of_a_run_record_it_and_must_agree(tmp_path):
-    command = train_command(tmp_path / "run")
-    both = environments(2)
-    run_all([command] * 2, [env | {onednn.VARIABLE: "1"} for env in both])
-    recorded = json.loads((tmp_path / "run" / onednn.ENVIRONMENT).read_text())[onednn.ENTRY]
-    assert recorded == {"enabled": True}
-    both = environments(2)
-    codes, outputs = run(
-        [train_command(tmp_path / "other")] * 2, [env | {onednn.VARIABLE: str(i)} for i, env in enumerate(both)]
-    )
-    assert codes == [1, 1] and "oneDNN, of TF_ENABLE_ONEDNN_OPTS: 'off' on rank 0" in outputs[0], outputs
+    done = python("-c", code, start=subprocess.run, **{onednn.VARIABLE: value})
+    assert done.stdout.split() == [enabled]

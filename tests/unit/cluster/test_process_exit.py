@@ -1,14 +1,11 @@
 """What a process prints when an error ends it."""
 
 import signal
-import sys
 
-import forked
 import pytest
 import tensorflow as tf
 from absl import flags
-from launching import REPOSITORY
-from parameters import slow
+from launching import python
 
 from tfdist.cluster import error_report, interruption
 from tfdist.cluster.discovery import hostlist
@@ -66,35 +63,14 @@ os.kill(os.getpid(), signal.SIGTERM)
 """
 
 
-def run(program, *words):
-    """Exit code, output and errors of a program."""
-    command = [sys.executable, "-c", program, *words]
-    done = forked.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
-    return done.returncode, done.stdout, done.stderr
+def run(program):
+    """Exit code and output of a program."""
+    done = python("-c", program, code=None)
+    return done.returncode, done.stdout
 
 
 def test_a_signal_between_runs_stops_the_second_or_ends_one_without_a_workdir():
-    assert run(SIGNALS)[:2] == (-signal.SIGTERM, "0 None\n1 SIGUSR1\n")
-
-
-TOOL = """
-import os, signal, sys
-from tfdist.cluster import interruption, process_exit
-def body():
-    interruption.install_handlers()  # As setup.build_run, whose caller stops at the end of an execution.
-    os.kill(os.getpid(), signal.SIGUSR1)
-    os.kill(os.getpid(), int(sys.argv[1]))
-    print("went on to the end")
-    return 0
-process_exit.run_and_exit(body, saves=False)
-"""
-
-
-@pytest.mark.parametrize(("number", "code", "said"), [(2, 130, "tfdist: interrupted\n"), slow(15, -15, "")])
-def test_the_first_signal_ends_a_tool_that_has_nothing_to_save(number, code, said):
-    """It was recorded for a loop that such a tool has not, and the tool went on to its end."""
-    found = run(TOOL, f"{number}")
-    assert found[:2] == (code, "") and found[2].endswith(said), found
+    assert run(SIGNALS) == (-signal.SIGTERM, "0 None\n1 SIGUSR1\n")
 
 
 FORKS = """

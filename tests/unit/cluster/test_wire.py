@@ -16,7 +16,7 @@ from tfdist.cluster.control import listener as listener_lib
 
 KEY = keys.Key(b"k" * 64)
 OTHER_KEY = keys.Key(b"x" * 64)
-MESSAGES = 3_000
+MESSAGES = 600
 
 
 def descriptors() -> int:
@@ -62,20 +62,10 @@ async def recorded(message: dict, key: keys.Key, server_nonce: bytes) -> bytes:
 
 
 def mutated(rng: random.Random, frame: bytes) -> bytes:
-    """A frame with some bytes changed, removed, repeated or added."""
-    data = bytearray(frame)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(data)) if data else 0
-        match rng.randrange(4):
-            case 0 if data:
-                data[at] ^= 1 << rng.randrange(8)
-            case 1:
-                del data[at : at + rng.randint(1, 40)]
-            case 2:
-                data[at:at] = data[: rng.randint(1, 40)]
-            case _:
-                data[at:at] = rng.randbytes(rng.randint(1, 40))
-    return bytes(data) if bytes(data) != frame else frame[:-1] + b"!"
+    """A frame with a bit changed, some bytes left out, or some more."""
+    at, length = rng.randrange(len(frame)), rng.randint(1, 40)
+    changed = bytes([frame[at] ^ 1 << rng.randrange(8)]) + frame[at + 1 :]
+    return frame[:at] + rng.choice([changed, frame[at + length :], rng.randbytes(length) + frame[at:]])
 
 
 def test_random_and_mutated_frames_reach_nobody_and_leak_nothing():
@@ -90,14 +80,8 @@ def test_random_and_mutated_frames_reach_nobody_and_leak_nothing():
                 frame = await recorded({"number": number}, KEY, nonce)
                 stranger = await recorded({"number": number}, OTHER_KEY, nonce)
                 replayed = await recorded({"number": number}, KEY, b"b" * 32)
-                made = (
-                    rng.randbytes(rng.randrange(2000)),
-                    mutated(rng, frame),
-                    mutated(rng, frame),
-                    stranger,
-                    replayed,
-                )
-                writer.write(made[number % 5])
+                made = (rng.randbytes(rng.randrange(2000)), mutated(rng, frame), stranger, replayed)
+                writer.write(made[number % 4])
                 if number % 2:
                     writer.write_eof()
                     await reader.read()
@@ -107,7 +91,7 @@ def test_random_and_mutated_frames_reach_nobody_and_leak_nothing():
         received: list[dict] = []
         async with echo(received) as address:
             before, gate = descriptors(), asyncio.Semaphore(40)
-            await asyncio.gather(*(attack(address, gate, number) for number in range(MESSAGES // 5)))
+            await asyncio.gather(*(attack(address, gate, number) for number in range(MESSAGES)))
             assert received == []
             assert await request(address, KEY, {"good": 1}) == {"good": 1}
             with pytest.raises(wire.RefusedError):

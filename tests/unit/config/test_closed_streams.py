@@ -18,6 +18,17 @@ tfdist.fit(cluster, model, x, x[:, :1], epochs=2, batch_size=8, verbose=1, workd
 """
 
 
+PRINTS = """
+import subprocess, sys
+from tfdist.config import closed_streams
+closed_streams.reopen()
+file = open("opened", "w")
+file.write(str(file.fileno() > 2))
+print("out", flush=True), print("err", file=sys.stderr, flush=True)
+subprocess.run([sys.executable, "-c", "import sys; print(2); print(3, file=sys.stderr)"], check=True)
+"""
+
+
 def with_closed(streams, *words, cwd):
     """Runs Python with the streams closed, such as "1 2"; returns what it printed to the others."""
     closed = " ".join(f"{number}>&-" for number in streams.split())
@@ -30,22 +41,12 @@ def with_closed(streams, *words, cwd):
 
 @pytest.mark.parametrize("streams", ["2", "0 1 2"])
 def test_no_file_gets_the_number_of_a_closed_stream(tmp_path, streams):
-    code = (
-        "import subprocess, sys\n"
-        "from tfdist.config import closed_streams\n"
-        "closed_streams.reopen()\n"
-        "file = open('opened', 'w')\n"
-        "file.write(str(file.fileno() > 2))\n"
-        "print('out', flush=True), print('err', file=sys.stderr, flush=True)\n"
-        "subprocess.run([sys.executable, '-c', 'import sys; print(2); print(3, file=sys.stderr)'], check=True)\n"
-    )
-    printed = with_closed(streams, "-c", code, cwd=tmp_path)
+    printed = with_closed(streams, "-c", PRINTS, cwd=tmp_path)
     assert (tmp_path / "opened").read_text() == "True"
     assert printed.split() == [*(["out", "2"] * ("1" not in streams)), *(["err", "3"] * ("2" not in streams))]
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 @pytest.mark.parametrize(
     "words", [["-m", "tfdist.main", "--config=digits", "--epochs=1", "--workdir=run"], ["script.py"]], ids=str
 )

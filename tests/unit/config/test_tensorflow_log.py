@@ -2,10 +2,9 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
-from launching import REPOSITORY, worker_environment
+from launching import REPOSITORY, python
 
 # A stand-in for TensorFlow.
 TENSORFLOW = "import os; print(os.environ.get('TF_CPP_MIN_LOG_LEVEL'))"
@@ -21,7 +20,6 @@ TENSORFLOW = "import os; print(os.environ.get('TF_CPP_MIN_LOG_LEVEL'))"
 )
 def test_tensorflow_is_imported_without_its_log_unless_it_is_asked_for(tmp_path, code, variables, level):
     (tmp_path / "tensorflow.py").write_text(TENSORFLOW)
-    env = worker_environment(PYTHONPATH=os.pathsep.join([str(tmp_path), str(REPOSITORY)]), **variables)
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
-    assert (done.stderr, done.stdout, done.returncode) == ("", f"{level}\n", 0)
+    variables = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPOSITORY)])} | variables
+    done = python("-c", code, start=subprocess.run, cwd=tmp_path, **variables)
+    assert (done.stderr, done.stdout) == ("", f"{level}\n")

@@ -2,11 +2,10 @@
 
 import os
 import subprocess
-import sys
 
 import keras
 import pytest
-from processes import REPOSITORY
+from launching import REPOSITORY, python
 
 from tfdist.config import user_code
 
@@ -64,8 +63,8 @@ def test_packages_in_a_folder_of_pythonpath_are_no_code_of_the_user(tmp_path, pa
     (tmp_path / packages / "lab_of_user_code.py").write_text(LAB)
     (tmp_path / packages / "lab_of_user_code-1.0.dist-info").mkdir()
     path = os.pathsep.join([str(REPOSITORY), str(tmp_path / packages)])
-    command, env = [sys.executable, tmp_path / "scripts" / "use.py"], os.environ | {"PYTHONPATH": path}
-    assert subprocess.check_output(command, env=env, cwd=tmp_path, text=True).splitlines() == expected
+    done = python(tmp_path / "scripts" / "use.py", start=subprocess.run, cwd=tmp_path, PYTHONPATH=path)
+    assert done.stdout.splitlines() == expected
 
 
 def test_a_rate_that_cannot_be_set_is_explained_for_a_config():

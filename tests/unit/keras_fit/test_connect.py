@@ -1,10 +1,9 @@
 """What importing tfdist and `tfdist.connect` say of Keras' backend."""
 
 import subprocess
-import sys
 
 import pytest
-from launching import worker_environment
+from launching import python
 from parameters import slow
 
 
@@ -18,6 +17,5 @@ from parameters import slow
 def test_keras_has_the_backend_tensorflow_whatever_the_environment_says(code, printed, error):
     if error:
         pytest.importorskip("scipy", reason="pip install scipy, which Keras' backend numpy needs")
-    env = worker_environment(KERAS_BACKEND="numpy")
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    done = python("-c", code, code=None, start=subprocess.run, KERAS_BACKEND="numpy")
     assert done.stdout.strip() == printed and error in done.stderr and bool(done.stderr) == bool(error), done

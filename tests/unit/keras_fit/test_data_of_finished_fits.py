@@ -92,10 +92,6 @@ def shuffled():
     return rows().shuffle(12, seed=1).batch(4)
 
 
-def joined():
-    return rows().shuffle(9, seed=1).take(6).concatenate(rows().shuffle(9, seed=2)).batch(6)
-
-
 # Kind of data -> how a fit ends, the number of fits, and what makes the data and options of all of them.
 MADE = {
     "PyDataset": ("error", 2, lambda: ((Shuffled(),), {})),
@@ -103,7 +99,6 @@ MADE = {
     "generator": ("error", 2, lambda: ((drawn(),), {"steps_per_epoch": 3})),
     "generator in mid-epoch": ("signal", 1, lambda: ((drawn(),), {"steps_per_epoch": 3})),
     "shuffle": ("signal", 1, lambda: ((shuffled(),), {"validation_data": shuffled()})),
-    "joined shuffles": ("signal", 1, lambda: ((joined(),), {})),
     "code": ("signal", 1, lambda: ((noisy(),), {})),
 }
 

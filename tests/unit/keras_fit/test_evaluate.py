@@ -47,7 +47,6 @@ def traces(function):
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 def test_an_evaluation_makes_no_slots_and_the_next_one_traces_nothing(made):
     cluster, model = made
     compile_model(cluster, model)
@@ -68,7 +67,6 @@ def test_an_evaluation_makes_no_slots_and_the_next_one_traces_nothing(made):
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 def test_predictions_of_many_models_are_not_warned_about(made, caplog, monkeypatch):
     cluster, _ = made
     monkeypatch.setattr(tf.get_logger(), "propagate", True)
@@ -88,7 +86,6 @@ class Evaluating(keras.Sequential):
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 def test_fit_says_that_it_does_not_call_an_evaluation_of_the_models_own(made, capsys):
     cluster, _ = made
     with cluster.scope():

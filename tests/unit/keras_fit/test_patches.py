@@ -1,12 +1,10 @@
 """Importing tfdist changes nothing in Keras or the interpreter: `fit` replaces methods, and restores them."""
 
-import pathlib
 import subprocess
-import sys
 
 import pytest
+from launching import python
 
-ROOT = pathlib.Path(__file__).parents[3]
 PROGRAM = """
 import importlib, pkgutil, sys
 import keras
@@ -30,8 +28,5 @@ print(sum(name.startswith("tfdist.") for name in sys.modules))
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 def test_importing_patches_nothing():
-    result = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert int(result.stdout) > 30
+    assert int(python("-c", PROGRAM, start=subprocess.run).stdout) > 30

@@ -2,7 +2,6 @@
 
 import collections
 import itertools
-import time
 
 import keras
 import numpy as np
@@ -109,7 +108,6 @@ def test_workers_make_their_rows_of_the_same_batches_alone(name):
         lambda: slices().map(work).shuffle(30).batch(16),
         lambda: slices().batch(16).map(lambda x, y: (x - tf.reduce_mean(x), y)),
         lambda: slices().map(work).filter(lambda x, y: y > 0).batch(16),
-        lambda: slices().map(work).batch(16).cache(),
     ],
 )
 def test_work_that_is_not_divided_is_told(make):
@@ -138,7 +136,6 @@ def halves():
 # Pipelines whose shuffles are of their own in each pass -> and the number of iterators that Keras makes in an epoch.
 SHUFFLED = {
     "mapped behind": (lambda: shuffled().map(lambda x, y: (x + 1, y), num_parallel_calls=2).batch(16), 2),
-    "batches that are mapped": (lambda: shuffled().batch(16).map(lambda x, y: (2 * x, y)), 2),
     "side by side": (lambda: tf.data.Dataset.zip((shuffled().batch(16), shuffled().batch(16))), 2),
     "padded": (lambda: shuffled().padded_batch(16), 2),
     "joined": (lambda: halves()[0].concatenate(halves()[1]).batch(8).map(lambda x: 2 * x), 2),
@@ -237,20 +234,6 @@ def test_workers_read_the_batches_of_a_py_dataset_alike_also_after_a_resume():
     second.reset(0)
     assert_equal(epoch(second, 2, first=1), read[2][1:])
     assert sorted(np.concatenate([one[1] for one in read[1]]).tolist()) == sorted(Y.tolist())
-
-
-def test_a_training_that_a_callback_ends_takes_no_other_pass_on_a_slower_worker():
-    passes = []
-    for waits in (0.0, 0.3):
-        dataset, found = shuffled().batch(16), []
-        for _ in range(2):
-            data = make_adapter.make_data_adapter(dataset, None, None, base.DataOptions())
-            data.reset(0)
-            found.append(epoch(data, 0, steps=2))
-            time.sleep(waits)
-            data.finish(2)
-        passes.append(found)
-    assert_equal(*passes)
 
 
 @pytest.mark.parametrize("as_given", [False, True])

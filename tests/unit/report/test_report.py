@@ -212,6 +212,7 @@ def test_tensorboard_has_each_step_once_however_often_a_run_resumes(tmp_path):
     found = scalars(tmp_path)
     assert found["loss"] == list(zip((100, 200, 300, 400), expected, strict=True))
     assert {tag: [100, 200, 300, 400] for tag in found} == tensor_steps(tmp_path)
+    earlier = {path: path.read_bytes() for path in (tmp_path / "tensorboard").rglob("*tfevents*")}
     start(tmp_path, 400, evaluated=100)  # The evaluations since then are made again.
     assert steps_of(tmp_path, "evaluation") == [100]
     assert scalars(tmp_path) == found  # Nothing of the training is void.
@@ -219,24 +220,13 @@ def test_tensorboard_has_each_step_once_however_often_a_run_resumes(tmp_path):
     (folder / "events.out.tfevents.9.other").write_bytes(b"no events" * 9)
     start(tmp_path, 200, 300, loss=9.0)
     assert scalars(tmp_path)["loss"] == [*zip((100, 200, 300), (*expected[:2], 9.0), strict=True)]
+    start(tmp_path, 100, 200)  # The newer checkpoints were damaged: before the second start.
+    lines = read_back.read_records(tmp_path / "metrics.jsonl")
+    for kind in ("train", "evaluation"):
+        assert [line["step"] for line in lines if line["kind"] == kind] == steps_of(tmp_path, kind) == [100, 200]
+    assert all(path.read_bytes() == content for path, content in earlier.items())
     start(tmp_path, 0)  # The run starts again.
     assert scalars(tmp_path) == {}
-
-
-def test_a_start_leaves_the_event_files_of_earlier_ones_as_they_are(tmp_path):
-    start(tmp_path, 0, 100, 200, 300)
-    start(tmp_path, 200, 300, 400, 500)
-    earlier = {path: path.read_bytes() for path in (tmp_path / "tensorboard").rglob("*tfevents*")}
-    assert len(earlier) == 4
-    for after, step, expected in (
-        (400, 500, [100, 200, 300, 400, 500]),
-        (100, 200, [100, 200]),  # The newer checkpoints were damaged: before the second start.
-    ):
-        start(tmp_path, after, step)
-        lines = read_back.read_records(tmp_path / "metrics.jsonl")
-        for kind in ("train", "evaluation"):
-            assert [line["step"] for line in lines if line["kind"] == kind] == steps_of(tmp_path, kind) == expected
-    assert all(path.read_bytes() == content for path, content in earlier.items())
 
 
 def test_workers_other_than_the_chief_are_quiet_unless_something_is_wrong(tmp_path, capfd):
@@ -296,24 +286,10 @@ def test_a_log_on_a_full_disk_and_text_that_it_cannot_encode_do_not_end_the_trai
     assert (tmp_path / "log").read_text() == "saved in /d\\xe4t\n"
 
 
-class Screen:
-    """As much of a terminal as the bar uses: carriage return, new line, erase to the end of the line, wrapping."""
-
-    def __init__(self, columns):
-        self.columns, self.lines, self.column = columns, [""], 0
-
-    def feed(self, text):
-        for part in re.findall(r"\x1b\[K|\r|\n|[^\x1b\r\n]+", text):
-            if part == "\x1b[K":
-                self.lines[-1] = self.lines[-1][: self.column]
-            elif part == "\r":
-                self.column = 0
-            elif part == "\n":
-                self.lines.append("")
-            else:
-                self.lines[-1] = self.lines[-1][: self.column] + part + self.lines[-1][self.column + len(part) :]
-                self.column += len(part)
-                assert self.column < self.columns or "%" not in part, "the bar would wrap"
+def shown(text):
+    """The lines of a terminal as they look in the end: what follows the last carriage return."""
+    lines = text.replace("\x1b[K", "").split("\n")
+    return [line.removesuffix("\r").rpartition("\r")[2] for line in lines]
 
 
 @pytest.fixture
@@ -343,30 +319,28 @@ def test_a_terminal_shows_one_bar_and_keeps_a_line_for_each_report(terminal):
     assert not console.is_terminal(stream)  # Without a size, as that of mpirun.
     resize(160)
     assert console.is_terminal(stream) and not console.is_terminal(io.StringIO())
-    reporter, screen = open_quiet(None, stream=stream), Screen(160)
+    reporter = open_quiet(None, stream=stream)
     reporter.workers(["worker 0"], ["worker 0"])
     train(reporter, 100, {"loss": 0.5})
     evaluate(reporter, 100, {"loss": 0.25})
     train(reporter, 200, {"loss": 0.125})
-    screen.feed(read())
-    assert screen.lines[:2] == ["worker 0", "epoch 1/4  10 steps  0.5 s  1,280/s  loss 0.5000/0.2500"]
-    assert re.fullmatch(r" 50% \|#{10} {10}\| 200/400  0:\d\d:\d\d left", screen.lines[2]) and len(screen.lines) == 3
+    first, second, bar = shown(text := read())
+    assert [first, second] == ["worker 0", "epoch 1/4  10 steps  0.5 s  1,280/s  loss 0.5000/0.2500"]
+    assert re.fullmatch(r" 50% \|#{10} {10}\| 200/400  0:\d\d:\d\d left", bar)
     time.sleep(console.REDRAW_SECONDS)
     reporter.progress(300, "evaluating")
-    screen.feed(read())
-    assert re.match(r" 75% \|#{15} {5}\| 300/400  \S+ left  evaluating$", screen.lines[2])
-    assert len(screen.lines) == 3
+    text += read()
+    assert re.match(r" 75% \|#{15} {5}\| 300/400  \S+ left  evaluating$", shown(text)[2]) and len(shown(text)) == 3
     reporter.progress(300)
     for columns, bar in ((80, r"\|#{20}\| 400/400  0:00:00 left"), (20, r"\|#{13}")):
         resize(columns)
         train(reporter, 400, {"loss": 0.0625})
-        screen.columns = columns
-        screen.feed(read())
-        assert re.fullmatch(f"100% {bar}", screen.lines[-1]) and len(screen.lines[-1]) < columns
+        text += read()
+        assert re.fullmatch(f"100% {bar}", shown(text)[-1]) and len(shown(text)[-1]) < columns
     reporter.close()
-    screen.feed(read())
-    assert screen.lines[-1] == "" and screen.lines[-2].endswith("  loss 0.06250")
-    texts = [line for line in screen.lines if line.startswith("epoch")]
+    *lines, last, end = shown(text + read())
+    assert end == "" and last.endswith("  loss 0.06250")
+    texts = [line for line in (*lines, last) if line.startswith("epoch")]
     assert [text.split()[1] for text in texts] == ["1/4", "2/4", "4/4", "4/4"]
 
 

@@ -20,7 +20,6 @@ def test_fit_recovers_latency_and_bandwidth_from_times():
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 def test_all_reduce_measures_sizes_and_predicts_steps(tmp_path):
     options = ["--steps=2", "--largest_mb=0.1", "--config.cluster.logical_devices=2", "--ring", f"--workdir={tmp_path}"]
     done = tfdist("all_reduce", "--config=configs/digits.py", *options, start=forked.run)

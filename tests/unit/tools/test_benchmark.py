@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from launching import REPOSITORY, worker_environment
+from launching import REPOSITORY, python, worker_environment
 from parameters import slow
 
 needs_torch = pytest.mark.skipif(
@@ -17,16 +17,8 @@ needs_torch = pytest.mark.skipif(
 )
 
 
-def benchmark(*flags: str, **variables: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "tests.benchmark", *flags],
-        cwd=REPOSITORY,
-        env=worker_environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def benchmark(*flags: str, code: int = 0) -> subprocess.CompletedProcess:
+    return python("-m", "tests.benchmark", *flags, code=code, start=subprocess.run)
 
 
 @pytest.mark.slow
@@ -67,8 +59,7 @@ def test_steps_and_baselines_are_measured_even_if_the_terminal_is_closed(tmp_pat
 def test_pytorch_is_measured_alone_and_by_ddp(tmp_path):
     path = tmp_path / "numbers.json"
     flags = ["--workers=1,2", "--variants=bfloat16+compressed", "--seconds=0.02", "--rounds=1", "--nopin"]
-    done = benchmark("--sections=steps", "--workloads=mlp", "--peers=ddp", *flags, f"--json={path}")
-    assert done.returncode == 0, done.stderr
+    benchmark("--sections=steps", "--workloads=mlp", "--peers=ddp", *flags, f"--json={path}")
     rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
     for name in ("alone", "DDP"):
         assert rows[f"PyTorch {name} bfloat16+compressed"]["milliseconds"] > 0
@@ -85,15 +76,12 @@ def test_pytorch_is_measured_alone_and_by_ddp(tmp_path):
     ],
 )
 def test_unmeasurable_values_are_reported(flags, message):
-    done = benchmark(*flags)
-    assert done.returncode == 1
-    assert message in done.stderr
+    assert message in benchmark(*flags, code=1).stderr
 
 
 @pytest.mark.slow
 def test_the_time_of_a_start_is_measured(tmp_path):
     path = tmp_path / "numbers.json"
-    done = benchmark("--sections=start", "--rounds=1", "--nopin", f"--json={path}")
-    assert done.returncode == 0, done.stderr
+    benchmark("--sections=start", "--rounds=1", "--nopin", f"--json={path}")
     rows = json.loads(path.read_text())["rows"]
     assert [row["name"] for row in rows] == ["bare script", "tfdist"] and all(row["milliseconds"] > 0 for row in rows)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from launching import REPOSITORY, tfdist, worker_environment
+from launching import REPOSITORY, python, tfdist, worker_environment
 from parameters import slow
 
 from tfdist import __main__ as command
@@ -19,8 +19,8 @@ TFDIST = [sys.executable, "-m", "tfdist"]
 def test_overview_has_a_line_for_each_tool_and_needs_neither_tensorflow_nor_absl():
     program = "import sys; from tfdist import __main__ as command; command.main(); "
     program += "sys.exit(len({'tensorflow', 'keras', 'absl'} & {*sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = python("-c", program, start=subprocess.run)
+    assert done.stderr == ""
     names = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ") and "$" not in line]
     assert names == [*command.TRAINING, *command.TOOLS] and "python -m tfdist COMMAND --help" in done.stdout
     assert all(len(line) <= 100 for line in done.stdout.splitlines())
@@ -42,28 +42,14 @@ def test_a_command_shows_its_own_flags(words, usage):
         assert "  --gpu " in done.stdout and "--config.data.batch_size=64" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("batchsize --config=configs/digits.py", "no command 'batchsize'. Nearest: batch_size. "),
-        slow("trian digits", "no command 'trian'. Nearest: train. "),
-        slow("scaling --config=configs/digits.py --replica=1,2", "no flag --replica. Did you mean --replicas=1,2?"),
-        ("plot runs/digits --workdir=x", "no flag --workdir. --help lists all flags. Received: --workdir=x\n"),
-    ],
-)
-def test_an_unknown_name_is_one_message_with_the_nearest(words, message):
-    done = tfdist(*words.split(), code=1)
-    assert done.stdout == "" and message in done.stderr and "Traceback" not in done.stderr
-
-
 def test_ctrl_c_is_no_stack():
     code = (
         "import sys\nfrom tfdist import __main__\nfrom tfdist.tools.many_runs import run_state\n"
         "def stop(paths):\n    raise KeyboardInterrupt\n"
         "run_state.read_all = stop\nsys.argv[1:] = ['runs']\n__main__.main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "tfdist runs: stopped by Ctrl-C.\n")
+    done = python("-c", code, code=130, start=subprocess.run)
+    assert (done.stdout, done.stderr) == ("", "tfdist runs: stopped by Ctrl-C.\n")
 
 
 def test_the_version_is_that_of_the_package():
@@ -79,9 +65,8 @@ def test_a_config_may_name_a_module_beside_it(tmp_path):
     )
     (tmp_path / "bin").mkdir()  # As the installed command: the folder in which it is started is not in the path.
     (tmp_path / "bin" / "command.py").write_text("from tfdist.__main__ import main\n\nmain()\n")
-    words = [sys.executable, "bin/command.py", "train", "beside/mine.py", "--help"]
-    done = subprocess.run(words, cwd=tmp_path, env=worker_environment(), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "my_model:none" in done.stdout, done.stdout + done.stderr
+    done = python("bin/command.py", "train", "beside/mine.py", "--help", start=subprocess.run, cwd=tmp_path)
+    assert "my_model:none" in done.stdout
 
 
 @pytest.mark.slow

@@ -2,11 +2,10 @@
 
 import json
 import re
-import sys
 
 import forked
 import pytest
-from launching import REPOSITORY, tfdist, worker_environment
+from launching import python, tfdist
 
 from tfdist.tools.doctor import gpus
 
@@ -33,12 +32,8 @@ def test_recommendations():
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 def test_the_table_on_two_devices():
-    keywords = {"cwd": REPOSITORY, "env": worker_environment(), "capture_output": True, "text": True, "timeout": 1800}
-    done = forked.run([sys.executable, "-c", TABLE], **keywords)
-    assert done.returncode == 0, done.stderr
-    rows = dict(json.loads(done.stdout.splitlines()[-1]))
+    rows = dict(json.loads(python("-c", TABLE, timeout=1800).stdout.splitlines()[-1]))
     assert rows["devices"] == "2 replica(s) on the CPU"
     for precision in ("float32", "bfloat16", "float16"):
         assert " ms, " in rows[f"step {precision}"] and rows[f"step {precision}"].endswith("examples/s")

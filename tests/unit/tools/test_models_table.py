@@ -22,7 +22,6 @@ def test_a_multiplication_and_an_addition_are_two_operations():
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 def test_the_table_has_what_is_counted_and_what_is_measured(tmp_path):
     name = "tfdist.zoo.models:mlp"
     words = ["models", f"--names={name}", "--image_size=8", f"--workdir={tmp_path}"]

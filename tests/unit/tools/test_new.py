@@ -96,7 +96,6 @@ def test_a_table_of_classes_and_one_of_numbers(make, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 def test_transfer_learning_trains_the_last_layer_and_then_all(tmp_path):
     """A student's first wish had no template; the number of trained parameters shows that the freezing worked."""
     pictures(tmp_path / "pets")

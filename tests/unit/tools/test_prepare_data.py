@@ -3,7 +3,9 @@
 import pathlib
 
 import forked
+import pytest
 from launching import tfdist
+from parameters import slow
 from small_images import COUNTS
 
 from tfdist import config as c
@@ -24,13 +26,14 @@ def test_prepare_downloads_once_and_opens_both_splits(tmp_path):
     assert times[0] == times[1] and len(times[0]) > 3
 
 
-def test_ctrl_c_ends_the_command(tmp_path):
-    """The signal was recorded, and the command went on to its end."""
+@pytest.mark.parametrize(("name", "code", "said"), [("SIGINT", 130, "tfdist: interrupted\n"), slow("SIGTERM", -15, "")])
+def test_the_first_signal_ends_the_command(tmp_path, name, code, said):
+    """It was recorded for a loop that the command has not, and the command went on to its end."""
     (tmp_path / "pressed.py").write_text(
         "import os, signal\nfrom tfdist import config as c\n"
-        "def source(split):\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        f"def source(split):\n    os.kill(os.getpid(), signal.{name})\n"
         "def get_config():\n    data = c.Data(source={'target': 'pressed:source'})\n"
         "    return c.Config(model={'target': 'x:y'}, data=data, train=c.Train(steps=1))\n"
     )
-    done = tfdist("prepare", "--config=pressed.py", code=130, cwd=tmp_path, start=forked.run)
-    assert done.stdout == "" and done.stderr.endswith("tfdist: interrupted\n"), done
+    done = tfdist("prepare", "--config=pressed.py", code=code, cwd=tmp_path, start=forked.run)
+    assert done.stdout == "" and done.stderr.endswith(said), done

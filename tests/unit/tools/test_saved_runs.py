@@ -17,6 +17,7 @@ import processes
 import pytest
 import tensorflow as tf
 import topologies
+from parameters import slow
 from PIL import Image
 
 from tfdist import config as c
@@ -255,7 +256,6 @@ def test_a_run_is_evaluated_and_extended_by_its_workdir(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 def test_files_are_predicted_on_all_replicas_and_workers(folder):
     words = [sys.executable, "-m", "tfdist", "predict", "runs/mine", "photos", "--out=two.csv"]
     printed, _ = processes.at_once(
@@ -273,7 +273,6 @@ def test_files_are_predicted_on_all_replicas_and_workers(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 def test_inspect_shows_the_wrong_examples(folder):
     printed = tfdist(folder, "inspect", "runs/mine", "--checkpoint=best")
     assert "accuracy 1.0000: 16 of 16 examples" in printed
@@ -315,7 +314,7 @@ def outputs_of_file(form, path, images):
     [
         ("tf_saved_model", (), "savedmodel"),
         ("keras", (), "exported.keras"),
-        pytest.param("litert", (), "model.tflite", marks=pytest.mark.slow),
+        slow("litert", (), "model.tflite"),
         ("onnx", ("onnx", "tf2onnx", "onnxruntime"), "model.onnx"),
     ],
 )
@@ -345,7 +344,6 @@ def test_what_is_not_possible_is_said_before_tensorflow_starts(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 def test_rows_of_a_table_are_prepared_as_those_of_the_training(tmp_path):
     pytest.importorskip("pandas")
     rows = [f"{number % 7},{'red' if number % 2 else 'blue'},{'a' if number % 2 else 'b'}" for number in range(60)]

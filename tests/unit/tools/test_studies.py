@@ -104,7 +104,6 @@ def test_the_stages_of_the_laboratory_on_two_workers(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 def test_failed_training_is_reported_with_the_end_of_its_log(tmp_path):
     error = study("scaling", "--replicas=1", f"--workdir={tmp_path}", "--config.data.source.noise=lots", code=1)
     assert "--config.data.source.noise" in error

@@ -48,9 +48,12 @@ def test_the_wheel_alone_trains_on_a_table_and_has_pages_and_types(tmp_path):
     tfdist = (python, "-m", "tfdist")
     assert str(site) in run(python, "-c", "import tfdist; print(tfdist.__file__)")
     assert "your-data" in run(*tfdist, "docs") and "# Your data" in run(*tfdist, "docs", "your-data")
+    # A shipped config, and the network that it names.
+    assert "--config.model.target=tfdist.configs.networks.airbench:network" in run(*tfdist, "train", "cifar_fast", "-h")
+    run(python, "-c", "import tfdist.configs.networks.airbench")
 
     (tmp_path / "t.csv").write_text(f"id,size,kind\n{ROWS}\n")
-    assert "'kind' has 3 classes: a, b, c" in run(*tfdist, "new", "kinds", "--table=t.csv")
+    assert "a class, of 3: a, b, c" in run(*tfdist, "new", "kinds", "--table=t.csv")
     output = run(*tfdist, "train", "kinds/kinds.py", "--config.model.width=32")
     assert "optimizer  keras.optimizers:Adam, learning rate 0.001, constant" in output
     assert json.loads((tmp_path / "runs" / "kinds" / "data.json").read_text())["classes"] == ["a", "b", "c"]

@@ -9,7 +9,6 @@ from parameters import slow
 from tfdist.tools import child_runs, tables
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -20,6 +19,9 @@ from tfdist.tools import child_runs, tables
         slow("doctor mine", "--config=mine: there is no file {cwd}/mine. "),
         slow("doctor --gpu digits", "tfdist doctor: --gpu measures this machine: "),
         ("why a b", "tfdist why was removed: `tfdist compare A B` names "),
+        ("trian digits", "tfdist: there is no command 'trian'. Nearest: train. "),
+        slow("scaling digits --replica=1,2", "tfdist scaling: there is no flag --replica. Did you mean --replicas=1,2"),
+        ("plot digits --workdir=x", "tfdist plot: there is no flag --workdir. --help lists all flags. "),
         ("train mine.py", "--config=mine.py: the file must define get_config(), "),
         # Values of flags, for commands with and without a config.
         ("sweep digits --random=0", "tfdist sweep: --random: must be a whole number and at least 1. "),
@@ -34,7 +36,6 @@ def test_a_mistake_is_one_message(tmp_path, words, message):
     assert not (tmp_path / "started").exists()  # A script is not run as a config.
 
 
-@pytest.mark.unit
 def test_a_folder_of_results_that_is_a_file_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match=r"The folder of results '.*/file' is a file, and not a directory"):
@@ -43,7 +44,6 @@ def test_a_folder_of_results_that_is_a_file_is_named(tmp_path):
         child_runs.run_command([], tmp_path / "file" / "run.log")
 
 
-@pytest.mark.unit
 def test_a_second_command_in_a_folder_changes_nothing_there(tmp_path):
     """Two searches for a batch size at once would have one trial, and its result would be that of either."""
     log, folder = tmp_path / "run.log", tmp_path / "run"

@@ -48,7 +48,6 @@ BY_TWO = (
 DIVIDED = {"target": "tfdist.zoo.prepare:image", **AUGMENTED, **NORMALISED}, None
 
 
-@pytest.mark.workers
 @pytest.mark.slow
 @pytest.mark.parametrize(("prepare", "finish"), [BY_TWO, DIVIDED], ids=["two functions", "divided"])
 def test_bytes_to_the_device_give_the_same_bits(own_signals, tmp_path, prepare, finish):

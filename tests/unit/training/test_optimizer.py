@@ -29,10 +29,8 @@ OTHERS = {
     "amsgrad": lambda: keras.optimizers.Adam(SCHEDULE, amsgrad=True),
     **{kind: functools.partial(getattr(keras.optimizers, kind), SCHEDULE) for kind in PLAIN},
     "ftrl": lambda: keras.optimizers.Ftrl(SCHEDULE, l2_shrinkage_regularization_strength=0.1),
-    "clipped_sgd": lambda: keras.optimizers.SGD(SCHEDULE, momentum=0.9, clipnorm=1.0),
     "clipped_lion": lambda: keras.optimizers.Lion(SCHEDULE, global_clipnorm=1.0),
     "clipped_adam": lambda: keras.optimizers.Adam(SCHEDULE, clipnorm=1.0),
-    "clipped_adamax": lambda: keras.optimizers.Adamax(SCHEDULE, clipnorm=1.0),
     "sgd_by_value": lambda: keras.optimizers.SGD(SCHEDULE, clipvalue=0.5),
 }
 if hasattr(keras.optimizers, "ScheduleFreeAdamW"):  # Not in Keras 3.12, whose Muon fails on TensorFlow.

@@ -4,13 +4,12 @@ import keras
 import launching
 import numpy as np
 import pytest
+import small_runs
 import tensorflow as tf
 import topologies
 
-from tfdist import config as c
 from tfdist.configs.networks import airbench, optimizers
 from tfdist.data import order
-from tfdist.training import setup
 from tfdist.training.step.updates import work_sharing
 from tfdist.zoo import schedules
 
@@ -90,16 +89,9 @@ def test_lookahead_sgd_is_its_formula():
 @pytest.mark.workers
 def test_averages_start_from_the_weights_with_which_training_starts(tmp_path, own_process):
     """Those of Keras' use_ema: tests/unit/training/test_step.py."""
-    keras.utils.clear_session()
-    config = c.Config(
-        model={"target": "tests.support.lab:linear", "num_classes": 10},
-        adapt={"target": "tests.support.lab:fill", "value": 0.25},
-        data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=32),
-        optimizer={"target": "tfdist.configs.networks.optimizers:lookahead_sgd"},
-        learning_rate=c.LearningRate(peak=0.01),
-        train=c.Train(steps=3),
-    )
-    variables = setup.build_run(config, tmp_path).variables
+    optimizer = {"target": "tfdist.configs.networks.optimizers:lookahead_sgd"}
+    run = small_runs.start(tmp_path, adapt={"target": "lab:fill", "value": 0.25}, optimizer=optimizer)
+    variables = run.variables
     averages = {name: value.numpy() for name, value in variables.items() if "average" in name}
     assert sorted(value.shape for value in averages.values()) == [(10,), (64, 10)]
     for value in averages.values():

@@ -21,7 +21,6 @@ def test_alexnet_has_the_size_of_its_layers_and_both_forms_are_one_network():
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 def test_the_line_goes_where_gradient_descent_takes_it(tmp_path):
     batch = ["--config.data.batch_size=64", "--config.train.steps=20"]
     run_all([command(tmp_path, *batch, config="configs/line.py")], [worker_environment()])

@@ -106,7 +106,6 @@ LOSSES = [
     ),
     ("categorical_crossentropy", PROBABILITIES, (4,), "one_hot", keras.losses.CategoricalCrossentropy(), "accuracy"),
     ("huber", {"delta": 0.3}, (5, 2), "numbers", keras.losses.Huber(0.3), "mean_absolute_error"),
-    ("mse", {}, (5, 2), "numbers", keras.losses.MeanSquaredError(), "mae"),
     ("kld", {}, (4,), "one_hot", keras.losses.KLDivergence(), None),
 ]
 

@@ -5,8 +5,6 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from launching import run_all, worker_environment
-from topologies import command, records
 
 from tfdist.configs.networks import imagenet
 from tfdist.zoo import inception
@@ -135,21 +133,6 @@ def test_missing_and_damaged_files_are_named(folder, tmp_path):
     refused(r"byte \d+ of .* 1 to 2", folder, num_classes=2)
     with pytest.raises(ValueError, match=r'inception:image .*"image"'):
         inception.image({"image": tf.zeros([2, 8, 8, 3])}, tf.zeros([2, 2], tf.int64), training=True)
-
-
-@pytest.mark.slow
-def test_the_shipped_config_trains_on_such_files(folder, tmp_path):
-    small = "{'target': 'tfdist.zoo.models:small_cnn', 'num_classes': 3, 'input_shape': (32, 32, 3), 'filters': (8,)}"
-    options = [
-        *("--config.data.prepare.size=32", f"--config.model={small}"),
-        *(f"--config.data.source.path={folder}", "--config.data.source.num_classes=3"),
-        *("--config.data.batch_size=4", "--config.train.epochs=2", "--config.learning_rate.warmup_epochs=0"),
-        *("--config.objective.top5=false", "--config.report.tensorboard=false"),
-        "--config.checkpoint.export=false",
-    ]
-    run_all([command(tmp_path / "run", *options, config="configs/imagenet.py")], [worker_environment()])
-    evaluated = records(tmp_path / "run", "evaluation")[-1]
-    assert evaluated["step"] == evaluated["num_examples"] == 6
 
 
 @pytest.mark.slow

@@ -2,13 +2,13 @@
 
 import functools
 import subprocess
-import sys
 import textwrap
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from launching import python
 from parameters import slow, slow_except
 
 from tfdist.configs.networks import airbench
@@ -156,7 +156,5 @@ def test_saved_models_load_and_predict_alike_without_tfdist(tmp_path):
             np.savez(tmp_path / f"{name}_{precision}.npz", images=x, logits=model(x).numpy())
     names = [path.stem for path in tmp_path.glob("*.keras")]
     assert len(names) == 2 * len(builders)
-    command = [sys.executable, "-c", textwrap.dedent(LOAD), str(tmp_path), *names]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == f"{len(names)} loaded\n"
+    done = python("-c", textwrap.dedent(LOAD), tmp_path, *names, start=subprocess.run, cwd=tmp_path)
+    assert done.stdout == f"{len(names)} loaded\n"

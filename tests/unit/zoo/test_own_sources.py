@@ -6,18 +6,12 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
+from test_sources import read_all
 
 from tfdist.configs.networks import char_gpt
 from tfdist.zoo import sources
 from tfdist.zoo.sources.table import encode
 from tfdist.zoo.sources.table import read as read_table
-
-
-def read(source):
-    """All examples of a source, read as a run reads them."""
-    dataset = tf.data.Dataset.range(len(source)).batch(5).map(source.read)
-    batches = list(dataset.as_numpy_iterator())
-    return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
 
 
 def rows(values):
@@ -26,13 +20,10 @@ def rows(values):
 
 def both(make):
     """The splits "train" and "test", which together are "all"; returns what each holds."""
-    found = {split: read(make(split)) for split in ("train", "test", "all")}
+    found = {split: read_all(make(split)) for split in ("train", "test", "all")}
     key = next(iter(found["all"]))
     assert rows([*found["train"][key], *found["test"][key]]) == rows(found["all"][key])
     return found
-
-
-# .npz
 
 
 def test_npz_without_splits_is_divided_by_ratio_if_its_arrays_are_named(tmp_path):
@@ -48,7 +39,7 @@ def test_npz_without_splits_is_divided_by_ratio_if_its_arrays_are_named(tmp_path
         sources.npz("train", path=path)
     np.savez(path, photos=np.zeros((20, 4, 4), np.uint8), species=y % 2, names=np.array(["cat", "dog"])[y % 2])
     source = sources.npz("all", path=path, keys={"image": "photos", "label": "species"})
-    assert source.num_classes == 2 and read(source)["image"].shape == (20, 4, 4, 1)
+    assert source.num_classes == 2 and read_all(source)["image"].shape == (20, 4, 4, 1)
     with pytest.raises(ValueError, match="labels must be integers"):
         sources.npz("all", path=path, keys={"image": "photos", "label": "names"})
     with pytest.raises(ValueError, match=r"'x'.* photos, species, names"):
@@ -57,8 +48,6 @@ def test_npz_without_splits_is_divided_by_ratio_if_its_arrays_are_named(tmp_path
     with pytest.raises(ValueError, match=r"'targets' .*datetime64\[D\] \[20\]"):
         sources.npz("train", path=path, keys={"targets": "y"})
 
-
-# tables
 
 CSV = """size,colour,old,id,species
 1.5,red,True,a1,cat
@@ -73,7 +62,7 @@ def test_a_table_is_numbers_and_categories(tmp_path):
     (tmp_path / "animals.csv").write_text(CSV)
     source = sources.table("all", path=path, label="species", ignore=["id"])
     assert source.classes == ["cat", "dog"] and source.num_classes == 2
-    found = read(source)
+    found = read_all(source)
     # size (the missing one is the mean), blue, green, red, old.
     expected = [[1.5, 0, 0, 1, 1, 0], [2.5, 1, 0, 0, 0, 1], [8.5 / 3, 0, 0, 1, 1, 0], [4.5, 0, 1, 0, 0, 1]]
     np.testing.assert_allclose(rows(np.column_stack([found["inputs"], found["label"]])), sorted(expected), rtol=1e-6)
@@ -86,10 +75,10 @@ def test_a_table_is_numbers_and_categories(tmp_path):
         sources.table("train", path=path, label="size", ignore=["id"], kind="number")
     read_table(path).astype({"old": "boolean"}).to_parquet(tmp_path / "old.parquet")
     old = sources.table("all", path=str(tmp_path / "old.parquet"), label="old", ignore=["id"])
-    assert old.classes == ["0", "1"] and sorted(read(old)["label"]) == [0, 0, 1, 1]
+    assert old.classes == ["0", "1"] and sorted(read_all(old)["label"]) == [0, 0, 1, 1]
     read_table(path).dropna().to_parquet(tmp_path / "animals.parquet")
     again = sources.table("all", path=str(tmp_path / "animals.parquet"), label="size", ignore=["id"], kind="number")
-    assert again.num_classes is None and rows(read(again)["targets"]) == [[1.5], [2.5], [4.5]]
+    assert again.num_classes is None and rows(read_all(again)["targets"]) == [[1.5], [2.5], [4.5]]
 
 
 def test_a_large_table_has_one_type_in_each_column(tmp_path):
@@ -129,19 +118,16 @@ def test_labels_of_a_table_that_begin_at_1_are_classes_from_0(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("a,b\n" + "\n".join(f"{number},{number % 3 + 1}" for number in range(30)))
     source = sources.table("all", path=str(path), label="b")
-    found = read(source)
+    found = read_all(source)
     assert source.classes == ["1", "2", "3"] and set(found["label"]) == {0, 1, 2}
     np.testing.assert_array_equal(found["inputs"][:, 0] % 3, found["label"])
-
-
-# text
 
 
 def test_a_text_is_pieces_with_the_next_characters(tmp_path):
     path = tmp_path / "song.txt"
     path.write_text("\ufeff" + "so la ti do é " * 30, encoding="utf-8")  # The mark of the byte order is left out.
     source = char_gpt.text("all", path=str(path), length=10)
-    found = read(source)
+    found = read_all(source)
     assert found["inputs"].shape == (41, 10) and source.num_classes == len(source.classes) == len(set("so la ti do é "))
     assert "so la ti d" in {"".join(source.classes[number] for number in piece) for piece in found["inputs"]}
     np.testing.assert_array_equal(found["inputs"][:, 1:], found["targets"][:, :-1])
@@ -150,9 +136,6 @@ def test_a_text_is_pieces_with_the_next_characters(tmp_path):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=words):
             char_gpt.text("train", path=str(path), length=length)
-
-
-# Python objects
 
 
 class Rows:
@@ -210,17 +193,17 @@ def indexed(split, name, **options):
 
 def test_any_object_with_len_and_items_is_a_source():
     source = indexed("train[:5]", "load", keys={"image": "img", "label": "fine"})
-    found = read(source)
+    found = read_all(source)
     assert found["image"].shape == (5, 3, 2, 1) and found["image"][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
     assert found["label"].dtype == np.int64 and found["label"].tolist() == [0, 1, 0, 1, 0]
     assert source.classes == ["zero", "one"] and source.num_classes == 2
-    assert read(indexed("test", "load"))["name"].tolist() == [b"no %d" % i for i in range(4)]
+    assert read_all(indexed("test", "load"))["name"].tolist() == [b"no %d" % i for i in range(4)]
     assert len(indexed("train", "load", arguments={"count": 3})) == 3
-    found = read(indexed("train[:70%]", "pairs"))
+    found = read_all(indexed("train[:70%]", "pairs"))
     assert found["image"].shape == (7, 2) and found["label"].tolist() == [0, 1, 0, 1, 0, 1, 0]
-    found = read(indexed("all", "zeros"))
+    found = read_all(indexed("all", "zeros"))
     assert sorted(map(len, found["pixels"])) == [2, 4] and set(found["name"]) == {b"a\0"}
-    assert read(indexed("train", "made", arguments={"kind": "named"}))["x"].tolist() == [0, 1, 2]
+    assert read_all(indexed("train", "made", arguments={"kind": "named"}))["x"].tolist() == [0, 1, 2]
     # A source of one column is read outside of a graph too.
     found = indexed("train", "made", arguments={"kind": "one_column"}).read(tf.constant([1, 0], tf.int64))
     assert found["x"].numpy().tolist() == [[1, 1], [0, 0]]
@@ -228,7 +211,7 @@ def test_any_object_with_len_and_items_is_a_source():
 
 def test_a_map_dataset_of_grain_is_a_source():
     pytest.importorskip("grain")
-    assert read(indexed("train[2:]", "grained"))["inputs"][:, 0].tolist() == [*range(2, 12)]
+    assert read_all(indexed("train[2:]", "grained"))["inputs"][:, 0].tolist() == [*range(2, 12)]
 
 
 @pytest.mark.parametrize(
@@ -243,24 +226,17 @@ def test_a_map_dataset_of_grain_is_a_source():
 )
 def test_objects_that_are_no_source_are_named(name, options, words):
     with pytest.raises((ValueError, tf.errors.OpError), match=words):
-        read(indexed("train", name, **options))
-
-
-# TFRecord
+        read_all(indexed("train", name, **options))
 
 
 def example(number):
-    def of(**kind):
-        return tf.train.Feature(**kind)
-
+    made = tf.train.Example()
     picture = tf.io.encode_png(np.full((4, 4, 3), number, np.uint8)).numpy()
-    features = {
-        "image/encoded": of(bytes_list=tf.train.BytesList(value=[picture])),
-        "label": of(int64_list=tf.train.Int64List(value=[number % 3])),
-        "raw": of(bytes_list=tf.train.BytesList(value=[np.int16([number, -number]).tobytes()])),
-        "point": of(float_list=tf.train.FloatList(value=[number, number / 2])),
-    }
-    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+    made.features.feature["image/encoded"].bytes_list.value.append(picture)
+    made.features.feature["label"].int64_list.value.append(number % 3)
+    made.features.feature["raw"].bytes_list.value.append(np.int16([number, -number]).tobytes())
+    made.features.feature["point"].float_list.value.extend([number, number / 2])
+    return made.SerializeToString()
 
 
 FEATURES = {
@@ -282,7 +258,7 @@ def test_tfrecord_files_are_read_by_a_description(tmp_path):
         write_records(tmp_path / f"{part}.tfrecord", numbers)
     path = str(tmp_path / "{split}-*.tfrecord")
     source = sources.tfrecord("train[2:]", path=path, features=FEATURES, classes=["a", "b", "c"])
-    found = read(source)
+    found = read_all(source)
     assert source.num_classes == 3 and found["point"][:, 0].tolist() == [*range(2, 12)]
     assert found["image"].shape == (10, 2, 2, 3) and found["image"][:, 0, 0, 0].tolist() == [*range(2, 12)]
     assert np.frombuffer(found["raw"][-1], np.int16).tolist() == [11, -11] and found["label"].tolist() == [
@@ -313,7 +289,7 @@ def test_the_places_of_records_are_looked_up_again_in_other_files(tmp_path, monk
 
     def points():
         source = sources.tfrecord("test", path=str(tmp_path / "{split}-*.tfrecord"), features=FEATURES)
-        return read(source)["point"][:, 0].tolist()
+        return read_all(source)["point"][:, 0].tolist()
 
     for numbers in ([50, 51, 52], [52, 51, 50]):  # Files of the same sizes.
         write_records(tmp_path / "test-0.tfrecord", numbers)

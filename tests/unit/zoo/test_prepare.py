@@ -31,9 +31,6 @@ def batch_of(n, **keywords):
     return {"image": tf.constant(random_images(n, **keywords)), "label": tf.range(n, dtype=tf.int64) % 5}
 
 
-# The same example and seed, the same bits
-
-
 @pytest.mark.parametrize(
     ("keywords", "dtype"),
     [
@@ -57,9 +54,6 @@ def test_an_example_does_not_see_its_batch(keywords, dtype):
     np.testing.assert_allclose(eager["image"], whole["image"], atol=1e-6)
 
 
-# Evaluation
-
-
 def test_evaluation_only_scales():
     batch = batch_of(6)
     result = prepare.image(batch, seeds_of(range(6)), training=False, **{**FULL, "resize": None, "crop": None})
@@ -72,9 +66,6 @@ def test_evaluation_only_scales():
 def test_evaluation_takes_the_centre():
     result = prepare.image({"image": numbered(2, 5, 6)}, seeds_of([0, 1]), training=False, crop=(3, 2), scale=1.0)
     np.testing.assert_array_equal(result["image"][1, :, :, 0], [[9, 10], [15, 16], [21, 22]])
-
-
-# Crop and flip
 
 
 def find_windows(padded, height, width):
@@ -107,9 +98,6 @@ def test_crops_are_windows_of_the_padded_image_and_all_equally_likely(size):
     assert chi_square < possible - 1 + 5 * np.sqrt(2 * (possible - 1))
 
 
-# Normalisation, resizing
-
-
 def test_normalise_by_hand():
     images = tf.constant([[[[0, 255], [51, 102]]]], tf.uint8)
     result = prepare.normalise(images, scale=1 / 255, mean=(0.2, 0.5), std=(0.5, 0.25))
@@ -138,9 +126,6 @@ def test_resize_keeps_dtype_and_averages(dtype):
     assert prepare.resize_images(images, (2, 4)) is images
     flat = prepare.resize_images(tf.fill([2, 3, 3, 3], tf.cast(77, dtype)), (8, 5))
     np.testing.assert_array_equal(flat, np.full((2, 8, 5, 3), 77))
-
-
-# The one-stop function, and its messages
 
 
 def test_other_entries_pass_and_shapes_are_known():

@@ -59,6 +59,7 @@ def whiten():
         (image(pad=1.5), r"pad.*1\.5"),
         (image(std=(1, 1, 0)), "std.*above 0"),
         (image(flip="both"), "flip.*both"),
+        (image(mean=(0.5, 0.5)), r"mean .*3.*0\.5, 0\.5"),
     ],
 )
 def test_the_message_names_the_argument_and_its_value(call, words):

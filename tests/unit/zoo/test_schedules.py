@@ -42,20 +42,34 @@ def test_every_schedule_warms_up_reaches_its_peak_and_stays_after_the_run(make):
     np.testing.assert_array_equal(rates(schedule, range(100)), values)
 
 
-def test_step_drops_at_fractions_of_the_run():
-    schedule = schedules.step(0.1, total_steps=64_000, warmup_steps=400)
-    expected = {399: 0.1, 400: 0.1, 31_999: 0.1, 32_000: 0.01, 47_999: 0.01, 48_000: 0.001, 63_999: 0.001}
-    np.testing.assert_allclose(rates(schedule, expected), list(expected.values()), rtol=1e-6)
-    schedule = schedules.step(1.0, total_steps=9, factor=0.5, at=[1 / 3])
-    np.testing.assert_array_equal(rates(schedule, range(9)), [1.0] * 3 + [0.5] * 6)
+HALF = math.sqrt(0.5)
 
 
-def test_cosine_is_half_a_cosine_over_what_the_warm_up_leaves():
-    schedule = schedules.cosine(2.0, total_steps=110, warmup_steps=10)
-    expected = {10: 2.0, 35: 1.0 + math.sqrt(0.5), 60: 1.0, 85: 1.0 - math.sqrt(0.5), 110: 0.0}
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        # Drops at fractions of the run, whatever the warm-up.
+        (
+            schedules.step(0.1, total_steps=64_000, warmup_steps=400),
+            {399: 0.1, 400: 0.1, 31_999: 0.1, 32_000: 0.01, 47_999: 0.01, 48_000: 0.001, 63_999: 0.001},
+        ),
+        (schedules.step(1.0, total_steps=9, factor=0.5, at=[1 / 3]), dict(enumerate([1.0] * 3 + [0.5] * 6))),
+        # Half a cosine over what the warm-up leaves.
+        (
+            schedules.cosine(2.0, total_steps=110, warmup_steps=10),
+            {10: 2.0, 35: 1.0 + HALF, 60: 1.0, 85: 1.0 - HALF, 110: 0.0},
+        ),
+        (schedules.cosine(2.0, total_steps=100, final=0.25), {0: 2.0, 50: 1.25, 100: 0.5}),
+        # The same factor in each step.
+        (schedules.range_test(10.0, total_steps=200), dict(enumerate(np.geomspace(1e-6, 10.0, 200)))),
+        (
+            schedules.range_test(1.0, total_steps=110, warmup_steps=10, initial=1e-3),
+            dict(enumerate(np.geomspace(1e-3, 1.0, 100), 10)),
+        ),
+    ],
+)
+def test_rates_are_those_of_the_formula(schedule, expected):
     np.testing.assert_allclose(rates(schedule, expected), list(expected.values()), rtol=1e-6, atol=1e-9)
-    schedule = schedules.cosine(2.0, total_steps=100, final=0.25)
-    np.testing.assert_allclose(rates(schedule, (0, 50, 100)), [2.0, 1.25, 0.5], rtol=1e-6)
 
 
 @pytest.mark.parametrize("peak_at", [0.0, 0.3, 0.333, 1.0])
@@ -66,13 +80,6 @@ def test_one_cycle_rises_and_falls_linearly_and_peaks_where_asked(peak_at):
     if peak_at == 0.3:
         np.testing.assert_allclose(np.diff(values[:31]), 0.9 / 30, rtol=1e-4)
         np.testing.assert_allclose(np.diff(values[30:]), -0.99 / 70, rtol=1e-4)
-
-
-def test_range_test_rises_by_the_same_factor_in_each_step():
-    schedule = schedules.range_test(10.0, total_steps=200)
-    np.testing.assert_allclose(rates(schedule, range(200)), np.geomspace(1e-6, 10.0, 200), rtol=1e-6)
-    schedule = schedules.range_test(1.0, total_steps=110, warmup_steps=10, initial=1e-3)
-    np.testing.assert_allclose(rates(schedule, range(10, 110)), np.geomspace(1e-3, 1.0, 100), rtol=1e-6)
 
 
 def test_settable_is_a_number_that_callbacks_set():

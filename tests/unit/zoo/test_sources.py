@@ -4,12 +4,11 @@ import functools
 import hashlib
 import os
 import pathlib
-import sys
 
-import forked
 import numpy as np
 import pytest
 import tensorflow as tf
+from launching import python
 from parameters import slow_except
 from PIL import Image
 
@@ -73,11 +72,7 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
 """
-    result = forked.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-
-
-# digits
+    python("-c", program)
 
 
 def test_digits_are_the_shipped_ones_and_their_splits_part_the_whole():
@@ -95,9 +90,6 @@ def test_digits_are_the_shipped_ones_and_their_splits_part_the_whole():
     assert len(first) == 1298 and len(first) + len(last) == 1442
     np.testing.assert_array_equal(first.read(ids(0, 1297))["image"], parts["train"]["image"][[0, 1297]])
     np.testing.assert_array_equal(last.read(ids(0, 143))["image"], parts["train"]["image"][[1298, 1441]])
-
-
-# arrays and npz
 
 
 def test_arrays_are_read_by_id_and_stay_out_of_the_graph():
@@ -169,15 +161,11 @@ def test_npz_names_what_it_lacks_and_looks_at_the_labels_of_all_splits(tmp_path)
     path = str(tmp_path / "x.npz")
     np.savez(path, **npz_arrays() | {"y_test": np.array([0, 1, 5, 0, 1, 2])})
     assert sources.npz("train", path=path).num_classes == 6
-    for split, classes, words in (("valid[:10]", None, "'valid'.* x_train, y_train"), ("train", 3, "'test'.*5 .* 2")):
-        with pytest.raises(ValueError, match=words):
-            sources.npz(split, path=path, num_classes=classes)
+    with pytest.raises(ValueError, match=r"'valid'.* x_train, y_train"):
+        sources.npz("valid[:10]", path=path)
     np.savez(path, x_train=np.zeros((0, 2)), y_train=np.zeros(0, int))
     with pytest.raises(ValueError, match=r"'train' .* 0 examples"):
         sources.npz("train", path=path)
-
-
-# image folders
 
 
 def make_folder(root, splits, size=(6, 5), suffix=".png"):
@@ -272,9 +260,8 @@ def open_both(path, train, evaluation):
 
 
 def test_missing_splits_and_classes_are_named(tmp_path):
+    """One that a split lacks: tests/workers/test_errors.py."""
     make_folder(tmp_path, {"train": {"a": 5, "b": 5, "c": 5}, "other": {"a": 2, "c": 2}})
-    with pytest.raises(ValueError, match="lacks the class 'b'"):
-        open_both(tmp_path, "other", "train")
     (tmp_path / "other" / "d").mkdir()
     (tmp_path / "other" / "d" / "x.tiff").write_bytes(b"x")
     (tmp_path / "flat").mkdir()
@@ -303,9 +290,6 @@ def test_class_folders_without_splits_are_divided_by_ratio(tmp_path):
     open_both(path, "train[:90%]", "train[90%:]")
     with pytest.raises(ValueError, match=r"'valid'. It has: all, test, train"):
         folder(path, "valid")
-
-
-# synthetic
 
 
 def test_synthetic_examples_depend_on_their_id_alone():

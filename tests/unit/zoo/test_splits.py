@@ -24,13 +24,6 @@ def test_slices_are_those_of_tfds(length):
     assert compared >= 16
 
 
-def test_complementary_slices_make_the_whole():
-    for length in range(10, 400, 7):
-        for percent in (10, 33, 50, 90):
-            parts = [resolve(f"a{text}", {"a": length}, source="x") for text in (f"[:{percent}%]", f"[{percent}%:]")]
-            assert [*range(*parts[0][1:]), *range(*parts[1][1:])] == list(range(length))
-
-
 @pytest.mark.parametrize(
     "split, words",
     [

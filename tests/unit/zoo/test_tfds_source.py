@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_datasets
 from parameters import slow_except
 from small_images import COUNTS, SmallImages, picture
+from test_sources import read_all
 
 from tfdist.zoo import sources
 
@@ -45,12 +46,6 @@ def folders(tmp_path_factory):
         write(SmallImages, root / file_format, file_format)
     write(UnevenImages, root / "array_record", "array_record")
     return {path.name: str(path) for path in root.iterdir()}
-
-
-def read_all(source, batch=7):
-    dataset = tf.data.Dataset.range(len(source)).batch(batch)
-    batches = list(dataset.map(source.read, num_parallel_calls=4).as_numpy_iterator())
-    return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
 
 
 WAYS = [("tfrecord", 2048), ("tfrecord", 0), ("array_record", 2048), ("array_record", 0)]
@@ -108,9 +103,6 @@ def test_images_of_several_sizes_need_a_size(folders):
     assert sorted(read_all(names)["name"].tolist()) == [str(k).encode() for k in range(9)]
 
 
-# What is not there
-
-
 def test_a_missing_data_set_is_downloaded_once_or_named(tmp_path):
     """Without `download`: tests/workers/test_errors.py."""
     for _ in range(2):  # It fetches once.
@@ -141,9 +133,6 @@ def test_messages_name_what_is_wrong(folders, keywords, words):
     keywords = {"split": "train", "name": "small_images", "data_dir": folders["tfrecord"], **keywords}
     with pytest.raises(ValueError, match=words):
         sources.tfds(**keywords)
-
-
-# Damage
 
 
 def damaged(tmp_path, file_format, how):
