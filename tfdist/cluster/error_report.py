@@ -40,8 +40,11 @@ def _report(error: BaseException) -> int:
     if different := DIFFERENT.search(str(error)):
         text = different[0]
         if different[1]:
+            place = user_code.place(error)
+            here = f" This worker is at {place}." if place else ""
             text = (
-                f"{heartbeat_monitor.DIFFERENT_GRAPHS}: {text} Models, losses and steps must be the same on all workers"
+                f"{heartbeat_monitor.DIFFERENT_GRAPHS}: {text}{here} Models, losses, steps and the lines that a script "
+                "runs must be the same on all workers: remove a condition such as `if rank == 0:`"
             )
         return _tell(text, 1)
     lost, named = find_lost_worker(error)

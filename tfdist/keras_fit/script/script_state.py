@@ -31,7 +31,10 @@ _HERE = (f"{pathlib.Path(__file__).parent}/", patching.__file__)
 
 # Libraries that train many models, and skip those that they have trained before.
 _SEARCHES = ("keras_tuner", "autokeras", "optuna")
-_ADVICE = "Files, the time or something else led to another branch there: all workers must run the same lines."
+_ADVICE = (
+    "A condition such as `if rank == 0:`, files, the time or something else led to another branch there: all workers "
+    "must run the same lines, and the chief alone writes each file."
+)
 # Bits for the numbers of the draws in a block of `without_counting_draws`.
 _DRAWS_BITS = 32
 
