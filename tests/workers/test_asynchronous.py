@@ -71,8 +71,6 @@ def test_a_lost_worker_is_named_and_the_same_command_resumes(tmp_path):
     for code in (interruption.EXIT_PEER_LOST, 0):
         done = asynchronous(tmp_path, code=code)
         assert len(re.findall(r"^(?:worker|ps) \d: pid \d+$", done.stdout, re.MULTILINE)) == 3
-        # Of TensorFlow's log only the error of the lost worker.
-        assert not re.search(r"^[IW]\d{4} |session config|InitializeLog", done.stderr, re.MULTILINE), done.stderr
         lost = re.search(r"^tfdist: worker 1 \(localhost:\d+\) is lost\. Restart all tasks", done.stderr, re.MULTILINE)
         assert bool(lost) == (code != 0), done.stderr
     starts = read_back.read_starts(tmp_path)
