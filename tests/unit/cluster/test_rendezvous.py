@@ -12,7 +12,7 @@ import pytest
 from launching import free_ports
 from rendezvous_threads import GRACE_SECONDS, assert_all_ports_are_free, run, tf_config, worker_specs
 
-from tfdist.cluster.control import rendezvous, single_worker
+from tfdist.cluster.control import single_worker
 from tfdist.cluster.discovery import environment, hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
@@ -57,8 +57,7 @@ def test_workers_without_known_addresses_connect():
 
 def test_a_worker_alone_opens_nothing():
     spec = WorkerSpec(launcher="local")
-    roster = rendezvous.rendezvous(spec, must_match={}, metadata={"devices": "CPU"}, seconds=0.0)
-    assert roster == [
+    assert single_worker.members(spec, {"devices": "CPU"}) == [
         {"rank": 0, "address": "localhost", "host": socket.gethostname(), "pid": os.getpid(), "devices": "CPU"}
     ]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from tfdist.cluster import interruption
+from tfdist.cluster.control import decision
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 
@@ -22,7 +23,6 @@ def members(
 ) -> list[dict[str, Any]]:
     """Returns the result of `rendezvous.rendezvous` for a single worker, without a connection; may raise StopError."""
     if stop is not None and stop.reason is not None:
-        where = f" ({spec.addresses[0]})" if spec.addresses else ""
-        raise interruption.StopError(f"stopped by {stop.reason} to rank 0{where} before training started")
+        decision.members_or_raise(decision.stop({0: stop.reason}, spec.addresses))
     address = (spec.addresses or ("localhost",))[0]
     return [{"rank": 0, "address": address, "host": socket.gethostname(), "pid": os.getpid(), **metadata}]
