@@ -1,6 +1,5 @@
 """Connects the workers and creates the one `tf.distribute` strategy of this process."""
 
-import dataclasses
 import os
 from collections.abc import Mapping
 
@@ -13,7 +12,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.control import heartbeat_monitor, single_worker
 from tfdist.cluster.devices import gpu_software, onednn, replicas
 from tfdist.cluster.discovery.roster import Roster
-from tfdist.cluster.planning import ClusterPlan, Started, configure_devices, describe_notes, plan
+from tfdist.cluster.planning import ClusterPlan, Started, configure_devices, plan
 from tfdist.config import patching
 
 
@@ -51,16 +50,23 @@ def connect(
         started = _start_alone(planned, stop)
     if started.strategy.num_replicas_in_sync != planned.num_replicas:
         raise RuntimeError(f"{started.strategy.num_replicas_in_sync} replicas instead of {planned.num_replicas}")
-    if planned.implementation == "tcp" and not replicas.rings:
-        planned = dataclasses.replace(planned, implementation="ring")
     _add_number_conversions()
+    implementation = "ring" if planned.implementation == "tcp" and not replicas.rings else planned.implementation
+    notes = [planned.worker_spec.note, *gpu_software.notes(gpu_software.describe(os.environ)), *started.notes]
+    on = "on" if onednn.enabled() else "off"
+    roster = Roster(
+        workers=started.monitor.members,
+        communication={"nccl": "NCCL", "ring": "RING over gRPC", "tcp": "RING over TCP"}[implementation],
+        notes=tuple(filter(None, notes)),
+        details=(f"oneDNN {on}; to change it, set {onednn.VARIABLE}=0 or 1 in the environment", *started.details),
+    )
     return Cluster(
         strategy=started.strategy,
         rank=planned.worker_spec.rank,
         num_workers=planned.num_workers,
         num_replicas=planned.num_replicas,
-        implementation=planned.implementation,
-        roster=_make_roster(planned, started),
+        implementation=implementation,
+        roster=roster,
         monitor=started.monitor,
     )
 
@@ -68,7 +74,6 @@ def connect(
 def _start_alone(planned: ClusterPlan, stop: interruption.StopRequest | None) -> Started:
     members = single_worker.members(planned.worker_spec, {"devices": planned.devices}, stop)
     configure_devices(planned)
-    notes = describe_notes(planned, gpu_software.describe(os.environ))
     devices = [f"/{planned.device_type}:{index}" for index in range(planned.local_replicas)]
     # MirroredStrategy has no ring over the GPUs of one process; this is its reduction without NCCL.
     without_nccl = planned.gpus and planned.implementation == "ring"
@@ -76,7 +81,7 @@ def _start_alone(planned: ClusterPlan, stop: interruption.StopRequest | None) ->
     strategy = tf.distribute.MirroredStrategy(devices, cross_device_ops=sums)
     # It sends no messages, and only watches this process.
     monitor = heartbeat_monitor.start(rank=0, members=members, options=planned.options)
-    return Started(strategy=strategy, members=members, monitor=monitor, notes=notes)
+    return Started(strategy=strategy, monitor=monitor)
 
 
 def _add_number_conversions() -> None:
@@ -86,10 +91,3 @@ def _add_number_conversions() -> None:
             patching.replace_attribute(
                 values.MirroredVariable, name, lambda variable, kind=kind: kind(variable.numpy())
             )
-
-
-def _make_roster(planned: ClusterPlan, started: Started) -> Roster:
-    name = {"nccl": "NCCL", "ring": "RING over gRPC", "tcp": "RING over TCP"}[planned.implementation]
-    on = "on" if onednn.enabled() else "off"
-    details = (f"oneDNN {on}; to change it, set {onednn.VARIABLE}=0 or 1 in the environment", *started.details)
-    return Roster(workers=started.members, communication=name, notes=tuple(started.notes), details=details)

@@ -44,7 +44,7 @@ def start(
 ) -> Started:
     """Connects to all other workers; see `strategy.connect`."""
     spec, options, seconds = planned.worker_spec, planned.options, planned.options.connect_seconds
-    details = []
+    details, notes = [], []
     # Not for the ring over TCP, which has its own buffers: no difference was measured.
     over_grpc = planned.device_type == "CPU" and planned.implementation == "ring"
     if over_grpc and malloc.keep_freed_memory(options, os.environ):
@@ -61,8 +61,6 @@ def start(
     monitor = watchdog.start(rank=spec.rank, members=members, listener=listener, options=options, key=key)
     planning.configure_devices(planned)
     details += _add_second_thread(planned, members)
-    software = gpu_software.describe(os.environ)
-    notes = planning.describe_notes(planned, software)
     if len(names := sorted({worker["processor"] for worker in members})) > 1:
         notes.append(f"the workers have different processors, which round differently: {', '.join(names)}")
     with interruption.block_signals():
@@ -73,14 +71,16 @@ def start(
     ring = None
     with contextlib.suppress(OSError):  # The workers before and after this one cannot be reached at their ports.
         ring = ring_listener and tcp_ring.connect(spec.rank, members, ring_listener, key, _RING_SECONDS)
-    connected = count_connected(strategy, monitor, _first_seconds(seconds, software), ring is not None)
+    if any(gpu["code"] == "PTX" for gpu in gpu_software.describe(os.environ).get("gpus", ())):
+        seconds = max(seconds, _COMPILE_SECONDS)
+    connected = count_connected(strategy, monitor, seconds, ring is not None)
     if connected == len(members):
         replicas.rings[:] = [ring]
     elif ring_listener:
         if ring is not None:
             ring.close()
         notes.append(f"{len(members) - connected} workers could not connect for the ring over TCP: gRPC is used")
-    return Started(strategy=strategy, members=members, monitor=monitor, notes=notes, details=details)
+    return Started(strategy=strategy, monitor=monitor, notes=notes, details=details)
 
 
 def _rendezvous(
@@ -156,12 +156,6 @@ def _make_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.
             owner = collective.CollectiveAllReduceExtended
             stack.enter_context(patching.patch(owner, "_initialize_local_devices", logical_devices))
         return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver, communication_options=options)
-
-
-def _first_seconds(connect_seconds: float, software: Mapping[str, Any]) -> float:
-    """Returns the time limit of the first all-reduce; `software`: result of `gpu_software.describe` on this worker."""
-    compiles = any(gpu["code"] == "PTX" for gpu in software.get("gpus", ()))
-    return max(connect_seconds, _COMPILE_SECONDS) if compiles else connect_seconds
 
 
 def count_connected(
