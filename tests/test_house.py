@@ -47,7 +47,7 @@ WITHOUT_TENSORFLOW = [
     ),
     *("report.reporter", "training.triggers", "cluster.interruption", "main", "__main__", "checkpoint.directory"),
     *("cluster.discovery.environment", "cluster.control.rendezvous", "cluster.control.heartbeat_monitor"),
-    *("cluster.control.watchdog", "cluster.several_workers.malloc", "checkpoint.workdir_lock"),
+    *("cluster.control.watchdog", "checkpoint.workdir_lock"),
 ]
 # Besides cluster/: launch/ writes the variables of launchers.
 DISTRIBUTION_MAY_BE_NAMED = ("tfdist.cluster", "tfdist.launch.local_workers")

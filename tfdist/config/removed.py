@@ -34,6 +34,8 @@ INSTEAD = {
     "config.train.local_steps": "train by tfdist local_sgd --local_steps=4, a lesson (docs/consistency.md).",
     "config.train.recompute_mb": "name layers in train.recompute, or make them in a keras.RematScope.",
     "config.cluster.pause_epochs": "SIGTERM stops and saves a run, and the same command goes on.",
+    "config.cluster.keep_freed_memory": "set MALLOC_MMAP_MAX_=0, MALLOC_TRIM_THRESHOLD_=-1 and MALLOC_ARENA_MAX=1 in "
+    "the environment (docs/speed.md).",
     "tfdist cost": "`sacct --format=JobID,ElapsedRaw,ConsumedEnergy` shows the time and energy of jobs.",
     "tfdist completion": "tfdist COMMAND --help lists the flags of a command, and with a config its fields.",
     "tfdist lr_range": "train with --config.learning_rate.schedule.target=tfdist.zoo.schedules:range_test, and draw "

@@ -18,7 +18,7 @@ from tfdist.cluster.devices import eager_context, gpu_software, machine, onednn,
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
 from tfdist.cluster.discovery import gpus, hostlist
 from tfdist.cluster.planning import ClusterPlan, Started
-from tfdist.cluster.several_workers import malloc, tcp_ring
+from tfdist.cluster.several_workers import tcp_ring
 from tfdist.config import patching, user_code
 
 # Seconds to wait for the chief's server: if a worker connects too early, TensorFlow retries only after a second.
@@ -44,11 +44,7 @@ def start(
 ) -> Started:
     """Connects to all other workers; see `strategy.connect`."""
     spec, options, seconds = planned.worker_spec, planned.options, planned.options.connect_seconds
-    details, notes = [], []
-    # Not for the ring over TCP, which has its own buffers: no difference was measured.
-    over_grpc = planned.device_type == "CPU" and planned.implementation == "ring"
-    if over_grpc and malloc.keep_freed_memory(options, os.environ):
-        details.append("malloc keeps freed memory; disable with --config.cluster.keep_freed_memory=false")
+    notes = []
     listener = watchdog.listen(spec)
     ports = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
     ring_listener = None
@@ -60,7 +56,7 @@ def start(
     # Before the devices are listed, during which a worker may die.
     monitor = watchdog.start(rank=spec.rank, members=members, listener=listener, options=options, key=key)
     planning.configure_devices(planned)
-    details += _add_second_thread(planned, members)
+    details = _add_second_thread(planned, members)
     if len(names := sorted({worker["processor"] for worker in members})) > 1:
         notes.append(f"the workers have different processors, which round differently: {', '.join(names)}")
     with interruption.block_signals():
