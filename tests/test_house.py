@@ -100,7 +100,7 @@ PRIVATE_NAMES = {
         "_flatten_layers": "layers of all depths, whose functions may draw",
         "_watched_variables": "the variables that a function has used while it is traced",
     },
-    "tfdist.data.dataset_traits": dict.fromkeys(
+    "tfdist.keras_fit.adapters.dataset_traits": dict.fromkeys(
         ("_deterministic", "_functions", "_inputs", "_seed", "_seed2"), "a pipeline cannot be inspected by public names"
     ),
     "tfdist.keras_fit.adapters.make_adapter": {
