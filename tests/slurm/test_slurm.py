@@ -197,7 +197,7 @@ port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
 members = rendezvous.rendezvous(place, must_match={}, seconds=60, metadata=port)
 options = config.ClusterOptions(connect_seconds=20)
 own = keys.load(place.job, os.environ)
-watchdog.start(rank=place.rank, members=members, listener=listener, options=options, key=own).note_started()
+watchdog.start(rank=place.rank, members=members, listener=listener, options=options, key=own).tell({"started": True})
 slurm_requeue.enable_requeue(place.rank, interruption.StopRequest(), lambda: True)
 time.sleep(1)
 if str(place.rank) in sys.argv[1].split(","):

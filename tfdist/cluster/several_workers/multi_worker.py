@@ -63,7 +63,7 @@ def start(
         if spec.rank:
             _wait_for_server(members[0]["address"])
         strategy = _make_strategy(planned, [worker["address"] for worker in members])
-    monitor.note_started()
+    monitor.tell({"started": True})  # After a loss, this process now ends itself.
     ring = None
     with contextlib.suppress(OSError):  # The workers before and after this one cannot be reached at their ports.
         ring = ring_listener and tcp_ring.connect(spec.rank, members, ring_listener, key, _RING_SECONDS)
