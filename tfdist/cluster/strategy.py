@@ -1,7 +1,8 @@
 """Connects the workers and creates the one `tf.distribute` strategy of this process."""
 
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, MutableMapping
 
 import tensorflow as tf
 from tensorflow.python.distribute import values
@@ -9,7 +10,7 @@ from tensorflow.python.distribute import values
 from tfdist import config as config_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.control import heartbeat_monitor, single_worker
+from tfdist.cluster.control import decision, heartbeat_monitor
 from tfdist.cluster.devices import gpu_software, onednn, replicas
 from tfdist.cluster.discovery.roster import Roster
 from tfdist.cluster.planning import ClusterPlan, Started, configure_devices, plan
@@ -41,7 +42,7 @@ def connect(
         OSError: this worker's port is in use, or `workdir` cannot be written or is not shared.
     """
     planned = plan_or_options if isinstance(plan_or_options, ClusterPlan) else plan(plan_or_options)
-    single_worker.unset_proxies(os.environ)
+    unset_proxies(os.environ)
     if planned.num_workers > 1:
         from tfdist.cluster.several_workers import multi_worker
 
@@ -71,14 +72,25 @@ def connect(
     )
 
 
+def unset_proxies(env: MutableMapping[str, str]) -> None:
+    """Removes proxy variables, which gRPC would use between workers."""
+    for name in [*env]:
+        if name.lower() in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy"):
+            del env[name]
+
+
 def _start_alone(planned: ClusterPlan, stop: interruption.StopRequest | None) -> Started:
-    members = single_worker.members(planned.worker_spec, {"devices": planned.devices}, stop)
+    addresses = planned.worker_spec.addresses
+    if stop is not None and stop.reason is not None:
+        decision.members_or_raise(decision.stop({0: stop.reason}, addresses))
     configure_devices(planned)
     devices = [f"/{planned.device_type}:{index}" for index in range(planned.local_replicas)]
     # MirroredStrategy has no ring over the GPUs of one process; this is its reduction without NCCL.
     without_nccl = planned.gpus and planned.implementation == "ring"
     sums = tf.distribute.ReductionToOneDevice() if without_nccl else None
     strategy = tf.distribute.MirroredStrategy(devices, cross_device_ops=sums)
+    me = {"rank": 0, "address": (addresses or ("localhost",))[0], "host": socket.gethostname(), "pid": os.getpid()}
+    members = [me | {"devices": planned.devices}]
     # It sends no messages, and only watches this process.
     monitor = heartbeat_monitor.start(rank=0, members=members, options=planned.options)
     return Started(strategy=strategy, monitor=monitor)

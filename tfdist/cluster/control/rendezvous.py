@@ -25,7 +25,7 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from tfdist.cluster import interruption
@@ -156,13 +156,15 @@ class _Chief(_Worker):
         spec, deadline = self.spec, _now() + self.seconds
         self._add(0, self.me)
         self._note(0, {"unseen": ""})
-        with contextlib.ExitStack() as stack:
-            if workdir is not None:
-                try:
-                    stack.enter_context(_token_file(workdir, self.token))
-                except OSError as error:
-                    reason = f"workdir cannot be written: {error.strerror}. Received: {str(workdir)!r}"
-                    self._note(0, {"failed": reason})
+        file = workdir and workdir / self.token
+        if file:
+            try:
+                workdir.mkdir(parents=True, exist_ok=True)
+                file.touch()
+            except OSError as error:
+                reason = f"workdir cannot be written: {error.strerror}. Received: {str(workdir)!r}"
+                self._note(0, {"failed": reason})
+        try:
             async with listener.serving(own, self.key, self._serve):
                 log_task = asyncio.ensure_future(_log_while_waiting(self._describe_awaited))
                 while not self._is_complete() and _now() < deadline:
@@ -176,6 +178,10 @@ class _Chief(_Worker):
                 # Workers that connect later would otherwise wait until their deadlines.
                 if "error" in made and _now() < deadline:
                     await self._until(lambda: self.told >= spec.num_workers - 1, _now() + _FAREWELL_SECONDS)
+        finally:
+            if file:
+                with contextlib.suppress(OSError):
+                    file.unlink()
         return made
 
     async def _serve(self, channel: Channel, hello: dict[str, Any]) -> None:
@@ -189,7 +195,7 @@ class _Chief(_Worker):
             self.changed.set()
             await channel.receive_all(lambda message: None)
         if not self.spec.addresses:
-            hello["address"] = self._address(hello, channel.peer)
+            hello["address"] = self._address(hello, channel.writer.get_extra_info("peername")[0])
         if first := self.workers.get(rank):
             self._note(rank, {"failed": decision.same_rank(rank, [first, hello])})
         else:
@@ -373,18 +379,6 @@ async def _log_while_waiting(describe: Callable[[], str]) -> None:
         await asyncio.sleep(begin + seconds - _now())
         if line := describe():
             print(f"tfdist: {line}", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _token_file(workdir: pathlib.Path, name: str) -> Iterator[None]:
-    """Creates workdir and a file in it, which is removed at the end of the `with` block."""
-    workdir.mkdir(parents=True, exist_ok=True)
-    (workdir / name).touch()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            (workdir / name).unlink()
 
 
 def _now() -> float:

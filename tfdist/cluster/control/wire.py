@@ -52,11 +52,6 @@ class Channel:
     # Length and hash of the body that follows the last header: a task may be cancelled between the two.
     body: tuple[int, bytes] | None = None
 
-    @property
-    def peer(self) -> str:
-        """The IP address of the other end."""
-        return self.writer.get_extra_info("peername")[0]
-
     def send(self, message: Mapping[str, Any] | bytes) -> None:
         """Sends a message: a JSON object, or its encoding. Never blocks or raises: the reader notices a closed end."""
         body = message if isinstance(message, bytes) else json.dumps(message).encode()
