@@ -19,7 +19,7 @@ from tfdist.tools import child_runs, tables
         slow("docs mine.py", "tfdist docs: there is no page 'mine.py'. "),
         slow("doctor mine", "--config=mine: there is no file {cwd}/mine. "),
         slow("doctor --gpu digits", "tfdist doctor: --gpu measures this machine: "),
-        ("why a b", "tfdist why was removed: `tfdist compare A B` names "),
+        ("why a b", "tfdist: there is no command 'why'."),
         ("train mine.py", "--config=mine.py: the file must define get_config(), "),
         # Values of flags, for commands with and without a config.
         ("sweep digits --random=0", "tfdist sweep: --random: must be a whole number and at least 1. "),
