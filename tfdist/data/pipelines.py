@@ -40,7 +40,6 @@ def make_feed(
     options, notes = config.data, ()
     train, evaluation = inputs.train_source, inputs.evaluation_source
     batches = (sizes.global_batch, sizes.evaluation_batch)
-    reads_files = shard.first_replica == 0
     divided = options.shards != "batch" and cluster.num_workers > 1
     if divided:
         from tfdist.data.fixed_shards import divide
@@ -73,9 +72,9 @@ def make_feed(
             ),
         }
     described = inputs.prepared_spec(pipeline_fields["spec"])
-
-    def evaluate() -> tuple[tf.data.Dataset, int]:
-        return stream.evaluation(evaluation, inputs.prepare, shard, global_batch=batches[1], seed=config.seed)
+    evaluate = functools.partial(
+        stream.evaluation, evaluation, inputs.prepare, shard, global_batch=batches[1], seed=config.seed
+    )
 
     def verify() -> None:
         for source in (inputs.train_source, inputs.evaluation_source):
@@ -87,7 +86,7 @@ def make_feed(
         training=training,
         # The dataset is made at the first evaluation: every later one uses a new iterator of it.
         evaluation=None if evaluation is None else functools.cache(evaluate),
-        examples=functools.partial(_read_examples, compared, reads_files=reads_files),
+        examples=functools.partial(_read_examples, compared, reads_files=shard.first_replica == 0),
         find_label=lambda label: inspection.example_with_label(
             searched, config.objective.get("labels", "label"), label
         ),
