@@ -71,7 +71,6 @@ PRIVATE_NAMES = {
     "tfdist.cluster.collective_guard": {"_distribute_strategy": "Model.predict on one worker only"},
     "tfdist.cluster.devices.eager_context": {
         "tensorflow.python.eager.context": "configure_coordination_service: heartbeat and shutdown time-outs",
-        "_config": "the coordination service's options are not all public",
     },
     "tfdist.cluster.devices.onednn": {
         "tensorflow.python.util._pywrap_util_port": "whether TensorFlow uses oneDNN, by its own rules for processors",

@@ -200,15 +200,6 @@ def own_aggregation() -> float:
     return float(variable.numpy())
 
 
-def in_config() -> int:
-    """An option of TensorFlow's session as the context of a process passes it on."""
-    context = importlib.import_module("tensorflow.python.eager.context").Context()
-    assert context._config is None
-    context._config = tf.compat.v1.ConfigProto()
-    context._config.experimental.recv_buf_max_chunk = 1 << 20
-    return context.config.experimental.recv_buf_max_chunk
-
-
 def own_strategy(built: keras.Model) -> Any:
     """The strategy of a model after the attribute was set."""
     with patching.restore_after([built], ["_distribute_strategy"]):
@@ -267,7 +258,6 @@ FUNCTIONS: dict[str, Callable[[Any], bool]] = {
 ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
     # TensorFlow reads it where a replica assigns a value.
     "_aggregation": (lambda m: own_aggregation(), lambda found: found == 7.0),
-    "_config": (lambda m: in_config(), lambda found: found == 1 << 20),
     "_distribute_strategy": (lambda m: own_strategy(m), lambda found: found == "of the model"),
     "_losses": (lambda m: added_losses(), lambda found: len(found) == 1),
     # Python ends by it.

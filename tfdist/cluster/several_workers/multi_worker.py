@@ -134,7 +134,6 @@ def _make_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.
     jobs = [collective.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=len(addresses))]
     # Twice the limit of our heartbeats, so that these detect a loss first and name the worker.
     eager_context.configure_coordination(jobs, 2 * planned.options.heartbeat_seconds)
-    eager_context.send_in_large_chunks()
     communication = tf.distribute.experimental.CommunicationImplementation
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=communication.NCCL if planned.implementation == "nccl" else communication.RING
