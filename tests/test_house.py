@@ -47,7 +47,7 @@ WITHOUT_TENSORFLOW = [
     ),
     *("report.reporter", "training.triggers", "cluster.interruption", "main", "__main__", "checkpoint.directory"),
     *("cluster.discovery.environment", "cluster.control.rendezvous", "cluster.control.heartbeat_monitor"),
-    *("cluster.control.watchdog", "cluster.several_workers.malloc", "checkpoint.workdir_lock"),
+    *("cluster.control.watchdog", "checkpoint.workdir_lock"),
     "launch.__main__",
 ]
 # Besides cluster/: launch/ writes the variables of launchers.
@@ -72,7 +72,6 @@ PRIVATE_NAMES = {
     "tfdist.cluster.collective_guard": {"_distribute_strategy": "Model.predict on one worker only"},
     "tfdist.cluster.devices.eager_context": {
         "tensorflow.python.eager.context": "configure_coordination_service: heartbeat and shutdown time-outs",
-        "_config": "the coordination service's options are not all public",
     },
     "tfdist.cluster.devices.onednn": {
         "tensorflow.python.util._pywrap_util_port": "whether TensorFlow uses oneDNN, by its own rules for processors",
@@ -101,7 +100,7 @@ PRIVATE_NAMES = {
         "_flatten_layers": "layers of all depths, whose functions may draw",
         "_watched_variables": "the variables that a function has used while it is traced",
     },
-    "tfdist.data.dataset_traits": dict.fromkeys(
+    "tfdist.keras_fit.adapters.dataset_traits": dict.fromkeys(
         ("_deterministic", "_functions", "_inputs", "_seed", "_seed2"), "a pipeline cannot be inspected by public names"
     ),
     "tfdist.keras_fit.adapters.make_adapter": {

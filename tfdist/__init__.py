@@ -34,10 +34,7 @@ def __getattr__(name: str) -> Any:
     elif name in ("batches", "step"):
         from tfdist.keras_fit.own_step import own_loop as module
     else:
-        from tfdist.config import removed
-
-        gone = removed.sentence(f"tfdist.{name}")
-        raise AttributeError(gone or f"module 'tfdist' has no attribute {name!r}")
+        raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
     return getattr(module, name)
 
 

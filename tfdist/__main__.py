@@ -102,10 +102,7 @@ def _run_command(name: str, arguments: list[str]) -> None:
         sys.path.insert(0, os.getcwd())
     commands = [*TRAINING, *TOOLS]
     if name not in commands:
-        from tfdist.config import removed, text
-
-        if sentence := removed.sentence(f"tfdist {name}"):
-            sys.exit(sentence)
+        from tfdist.config import text
 
         near = text.closest(name, commands, 0.5)
         hint = f"Nearest: {near}. " if near else ""

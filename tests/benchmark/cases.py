@@ -22,9 +22,7 @@ _TENSORS = 100
 
 
 def _config(job: Job, folder: Path) -> config_lib.Config:
-    config = of_job(job).config(folder, job["workers"], job["overrides"])
-    config.cluster.keep_freed_memory = job["keep_freed_memory"]
-    return config
+    return of_job(job).config(folder, job["workers"], job["overrides"])
 
 
 def floor(job: Job, folder: Path, *, fused: bool) -> dict[str, Runner]:
@@ -61,8 +59,7 @@ def all_reduce(job: Job, folder: Path) -> dict[str, Runner]:
     """The all-reduce of a step, for each size of `job["megabytes"]`."""
     del folder
     communication = config_lib.Communication(**job["communication"])
-    options = config_lib.ClusterOptions(keep_freed_memory=job["keep_freed_memory"])
-    cluster = strategy.connect(strategy.plan(options, communication=communication))
+    cluster = strategy.connect(strategy.plan(communication=communication))
     options = all_reduce_lib.with_pack_size(communication, cluster.implementation)
     return {str(size): _all_reduce(cluster, options, size) for size in job["megabytes"]}
 

@@ -44,8 +44,8 @@ def jobs(case: str) -> dict[str, dict[str, Any]]:
     """The participants of a table, by name, with their jobs."""
     name, changes = CASES[case]
 
-    def job(kind: str, overrides: dict[str, Any] | None = None, *, ours: bool = False, **more: Any) -> dict[str, Any]:
-        made = sections.make_job(kind, workload=name, overrides=overrides or {}, ours=ours, **more)
+    def job(kind: str, overrides: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+        made = sections.make_job(kind, workload=name, overrides=overrides or {}, **more)
         return made | {"changes": changes, "gpus": True, "environment": {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}}
 
     found = {"floor, fused, looped": job("looped_floor"), "the same, bfloat16": job("looped_floor", _BFLOAT16)}
@@ -56,8 +56,8 @@ def jobs(case: str) -> dict[str, dict[str, Any]]:
             half = {"bfloat16": words == "bfloat16", "compressed": False}
             found[f"PyTorch {words}"] = job("ddp", **half, compiled=False)
             found[f"PyTorch {words} compiled"] = job("ddp", **half, compiled=True)
-        found[f"tfdist {words}"] = job("tfdist", overrides, ours=True)
-        found[f"tfdist {words} without XLA"] = job("tfdist", overrides | {"train.xla": False}, ours=True)
+        found[f"tfdist {words}"] = job("tfdist", overrides)
+        found[f"tfdist {words} without XLA"] = job("tfdist", overrides | {"train.xla": False})
     return found
 
 

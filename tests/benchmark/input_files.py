@@ -44,10 +44,7 @@ def measure(folder: Path, images: int, count: int) -> list[dict]:
     from tests.benchmark import input_pipelines  # With TensorFlow.
 
     input_pipelines.write_large(folder, images)
-    jobs = {
-        name: sections.make_job(kind, images="large", form=form, ours=kind == "input")
-        for name, (kind, form) in _PARTICIPANTS.items()
-    }
+    jobs = {name: sections.make_job(kind, images="large", form=form) for name, (kind, form) in _PARTICIPANTS.items()}
     batch = input_pipelines.BATCHES["large"]
     steps = images // batch
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in jobs}

@@ -83,14 +83,13 @@ def show(rows: Rows) -> None:
     print(f"{rows[0]['title']}\n{tables.text(header, cells)}\n", flush=True)
 
 
-def make_job(kind: str, workers: int = 1, *, ours: bool = True, **more: Any) -> dict[str, Any]:
-    """The job of a participant, see `cases`; `ours`: malloc keeps freed memory, as in tfdist."""
+def make_job(kind: str, workers: int = 1, **more: Any) -> dict[str, Any]:
+    """The job of a participant, see `cases`."""
     return {
         "kind": kind,
         "processes": workers,
         "workers": workers,
         "environment": {},
-        "keep_freed_memory": ours,
         **more,
     }
 
@@ -118,14 +117,14 @@ def _steps(options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterat
 def _step_jobs(name: str, workers: int, options: Options, hosts: rounds.Hosts | None) -> dict[str, dict[str, Any]]:
     jobs = {}
     if workers == 1:
-        jobs["floor"] = make_job("floor", workload=name, overrides={}, ours=False)
-        jobs["floor, fused, looped"] = make_job("looped_floor", workload=name, overrides={}, ours=False)
+        jobs["floor"] = make_job("floor", workload=name, overrides={})
+        jobs["floor, fused, looped"] = make_job("looped_floor", workload=name, overrides={})
         if any("bfloat16" in variant for variant in options.variants):
             half = CHANGES["bfloat16"]
-            jobs["the same, bfloat16"] = make_job("looped_floor", workload=name, overrides=half, ours=False)
-    jobs["textbook"] = make_job("textbook", workers, workload=name, overrides={}, ours=False)
+            jobs["the same, bfloat16"] = make_job("looped_floor", workload=name, overrides=half)
+    jobs["textbook"] = make_job("textbook", workers, workload=name, overrides={})
     if "keras" in options.peers and workers == 1:
-        jobs["Keras fit"] = make_job("keras_fit", workload=name, overrides={}, stride=1, xla=False, ours=False)
+        jobs["Keras fit"] = make_job("keras_fit", workload=name, overrides={}, stride=1, xla=False)
         if name == "mlp":  # 50 steps of the other workloads last longer than a turn.
             jobs["Keras fit, 50 steps per execution"] = jobs["Keras fit"] | {"stride": 50}
     elif "keras" in options.peers:
@@ -145,7 +144,7 @@ def pytorch_jobs(workload: str, workers: int, options: Options, interface: str) 
         words = [word for word in variant.split("+") if word in _PYTORCH]
         settings = {word: word in words for word in _PYTORCH}
         name = " ".join(["PyTorch", "DDP" if workers > 1 else "alone", "+".join(words) or "float32"])
-        jobs[name] = make_job("ddp", workers, workload=workload, ours=False, **settings)
+        jobs[name] = make_job("ddp", workers, workload=workload, **settings)
         jobs[name]["environment"] = {"GLOO_SOCKET_IFNAME": interface}
     return jobs
 

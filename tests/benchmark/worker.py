@@ -20,11 +20,6 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # All other output goes to standard error.
 
-    from tfdist import config
-    from tfdist.cluster.several_workers import malloc
-
-    malloc.keep_freed_memory(config.ClusterOptions(keep_freed_memory=job["keep_freed_memory"]), os.environ)
-
     if job["kind"] == "ddp":
         from tests.benchmark.pytorch.ddp import ddp as make_cases
     else:

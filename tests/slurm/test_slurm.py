@@ -13,7 +13,7 @@ from processes import REPOSITORY, until
 from slurm_cluster import SlurmCluster, slurm_cluster
 
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.discovery.gpus import visible_gpus
+from tfdist.cluster.discovery.gpus import choose_gpus
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 PORTS = {"port_base": 10000, "port_count": 10000}
@@ -148,7 +148,7 @@ def test_the_gpus_of_a_node_are_divided_among_its_tasks(slurm, tmp_path, monkeyp
     chosen = []
     for task, devices in zip(tasks, names, strict=True):
         devices = [device for device in devices.split(",") if device != "-"]
-        indices = visible_gpus(task.spec, len(devices))
+        indices = choose_gpus(task.spec, len(devices))
         chosen.append(",".join(devices[index] for index in indices) or "-")
     assert " ".join(chosen) == used
 
@@ -197,7 +197,7 @@ port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
 members = rendezvous.rendezvous(place, must_match={}, seconds=60, metadata=port)
 options = config.ClusterOptions(connect_seconds=20)
 own = keys.load(place.job, os.environ)
-watchdog.start(rank=place.rank, members=members, listener=listener, options=options, key=own).note_started()
+watchdog.start(rank=place.rank, members=members, listener=listener, options=options, key=own).tell({"started": True})
 slurm_requeue.enable_requeue(place.rank, interruption.StopRequest(), lambda: True)
 time.sleep(1)
 if str(place.rank) in sys.argv[1].split(","):

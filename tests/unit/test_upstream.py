@@ -198,15 +198,6 @@ def own_aggregation() -> float:
     return float(variable.numpy())
 
 
-def in_config() -> int:
-    """An option of TensorFlow's session as the context of a process passes it on."""
-    context = importlib.import_module("tensorflow.python.eager.context").Context()
-    assert context._config is None
-    context._config = tf.compat.v1.ConfigProto()
-    context._config.experimental.recv_buf_max_chunk = 1 << 20
-    return context.config.experimental.recv_buf_max_chunk
-
-
 def own_strategy(built: keras.Model) -> Any:
     """The strategy of a model after the attribute was set."""
     with patching.restore_after([built], ["_distribute_strategy"]):
@@ -265,7 +256,6 @@ FUNCTIONS: dict[str, Callable[[Any], bool]] = {
 ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
     # TensorFlow reads it where a replica assigns a value.
     "_aggregation": (lambda m: own_aggregation(), 7.0),
-    "_config": (lambda m: in_config(), 1 << 20),
     "_distribute_strategy": (own_strategy, "of the model"),
     "_losses": (lambda m: len(added_losses()), 1),
     # Python ends by it.

@@ -40,7 +40,7 @@ options = config.ClusterOptions(heartbeat_seconds=seconds, stall_seconds=3.0 if 
 options.connect_seconds = 15.0 if what == "hang" else None
 watching = watchdog.start(rank=rank, members=members, listener=listener, options=options, key=own)
 if what not in ("start", "hang"):
-    watching.note_started()
+    watching.tell({"started": True})
 watching.note_progress(step := 1)
 print("ready", flush=True)
 until = time.monotonic() + {"run": 600.0, "stall": 0.0}.get(what, 1.0)

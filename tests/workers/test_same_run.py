@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import platform
 import socket
 
 import numpy as np
@@ -50,9 +49,6 @@ def test_weights_slots_and_losses_are_those_of_one_device(one, trained, workers,
     assert topologies.largest_difference(topologies.arrays(one), topologies.arrays(several)) < 1e-5
     losses = [np.array([line["loss"] for line in topologies.records(w, "train")]) for w in (one, several)]
     assert len(losses[0]) == 20
-    (roster,) = topologies.records(several, "workers")
-    keeps_freed = "--config.cluster.keep_freed_memory=false" in roster["workers"][-1]
-    assert keeps_freed == (workers > 1 and devices > 1 and platform.libc_ver()[0] == "glibc")  # Sums over gRPC.
     for line in topologies.records(several, "train") if workers > 1 else ():
         assert 0 <= line["slowest_worker"] < len(line["worker_shares"]) == workers
         np.testing.assert_allclose(np.sum(line["worker_shares"], axis=1), 1, atol=1e-3)

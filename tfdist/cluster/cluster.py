@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import keras
 import numpy as np
@@ -57,8 +58,8 @@ class Cluster:
     roster: Roster
     # Watches this worker, and the others if there are any.
     monitor: HeartbeatMonitor
-    # Compiled collectives, so that each is traced only once.
-    compiled: dict[tuple[str, tf.DType], Callable] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    # Compiled collectives, so that each is traced only once: "broadcast", and `all_gather` by its dtype.
+    compiled: dict[Any, Callable] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
     def is_chief(self) -> bool:
@@ -128,11 +129,10 @@ class Cluster:
         if self.num_workers == 1:
             return numbers[np.newaxis]
         require_all_workers("communication")
-        key = ("all_gather", tf.as_dtype(numbers.dtype))
-        if key not in self.compiled:
-            self.compiled[key] = self._compile_all_gather(numbers.dtype)
+        if numbers.dtype not in self.compiled:
+            self.compiled[numbers.dtype] = self._compile_all_gather(numbers.dtype)
         with self.monitor.in_collective("an exchange of values"):
-            rows = self.compiled[key](tf.constant(numbers)).numpy()
+            rows = self.compiled[numbers.dtype](tf.constant(numbers)).numpy()
         return rows[:: self.num_replicas // self.num_workers]
 
     def _compile_all_gather(self, dtype: np.dtype) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -174,32 +174,23 @@ class Cluster:
             return value
         from tfdist.cluster.several_workers import broadcasts
 
-        size = self.broadcast(len(value))
-        key = ("broadcast", tf.int32)  # Collectives do not support uint8.
-        if key not in self.compiled:
-            self.compiled[key] = self._make_broadcast([[tf.TensorSpec([None], tf.int32)]])
-        return broadcasts.bytes_of_chief(value, size, self.is_chief, self.compiled[key])
+        return broadcasts.bytes_of_chief(value, self.broadcast(len(value)), self.is_chief, self._values_of_chief)
 
-    def _make_broadcast(
-        self, input_signature: Sequence[list[tf.TensorSpec]] | None = None
-    ) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
+    def _values_of_chief(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
         from tfdist.cluster.several_workers import broadcasts
 
-        values_of_chief = broadcasts.values_of_chief(self.strategy, input_signature)
-
-        def call(values: list[tf.Tensor]) -> list[tf.Tensor]:
-            require_all_workers("a broadcast")
-            with self.monitor.in_collective("a broadcast"):
-                return values_of_chief(values)
-
-        return call
+        require_all_workers("a broadcast")
+        if "broadcast" not in self.compiled:
+            self.compiled["broadcast"] = broadcasts.values_of_chief(self.strategy)
+        with self.monitor.in_collective("a broadcast"):
+            return self.compiled["broadcast"](values)
 
     def broadcast_variables(self, variables: Iterable[keras.Variable | tf.Variable]) -> None:
         """Sets all variables except strings to the chief's values on every worker. Collective."""
         if self.num_workers > 1:
             from tfdist.cluster.several_workers import broadcasts
 
-            broadcasts.assign(variables, self._make_broadcast())
+            broadcasts.assign(variables, self._values_of_chief)
 
     def leave(self) -> None:
         """Waits for all workers to finish: if one exits early, TensorFlow makes the others fail after about 8 s.

@@ -103,8 +103,8 @@ def end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
-# Signals received before `install_handlers`.
-_early: StopRequest | None = None
+# The request of a process of tfdist, from its start on; None in a user's own process, where each run has one.
+_of_process: StopRequest | None = None
 # What the last `install_handlers` returned.
 _latest: StopRequest | None = None
 _recorded = _SIGNALS  # The signals that `install_handlers` records.
@@ -112,19 +112,18 @@ _recorded = _SIGNALS  # The signals that `install_handlers` records.
 
 def install_early_handlers(saves: bool = True) -> None:
     """Installs the handlers early; in a process that never `saves`, SIGTERM and SIGINT keep their defaults."""
-    global _early, _recorded
+    global _of_process, _recorded
     _recorded = _SIGNALS if saves else (signal.SIGUSR1,)
-    _early = install_handlers()
+    _of_process = install_handlers()
 
 
 def install_handlers() -> StopRequest:
     """Installs handlers that record stop signals (`_recorded`); a second SIGINT raises KeyboardInterrupt."""
-    global _early, _latest
-    request, _early = _early or StopRequest(), None
-    _latest = request
+    global _latest
+    _latest = _of_process or StopRequest()
     for number in _recorded:
-        signal.signal(number, functools.partial(_record, request))
-    return request
+        signal.signal(number, functools.partial(_record, _latest))
+    return _latest
 
 
 def _record(request: StopRequest, number: int, frame: types.FrameType | None) -> None:
@@ -184,22 +183,16 @@ def is_stopping() -> bool:
 
 @contextlib.contextmanager
 def handle_signals(saves: bool) -> Iterator[StopRequest]:
-    """If the run in the block `saves`, lets signals stop it; otherwise the handlers stay as they are.
-
-    A signal that the early handlers record after the block stops the next run.
-    """
+    """If the run in the block `saves`, lets signals stop it; otherwise the handlers stay as they are."""
     if not saves:
         yield StopRequest()
         return
-    global _early
-    early = _early
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         yield install_handlers()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        _early = early
 
 
 @contextlib.contextmanager

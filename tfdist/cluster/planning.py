@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -55,9 +54,9 @@ class Started:
     """The result of starting the workers, on one of them."""
 
     strategy: tf.distribute.Strategy
-    members: Sequence[Mapping[str, Any]]  # In rank order; see `rendezvous.rendezvous`.
     monitor: HeartbeatMonitor
-    notes: Sequence[str]  # See `Roster`.
+    # See `Roster`.
+    notes: Sequence[str] = ()
     details: Sequence[str] = ()
 
 
@@ -86,11 +85,7 @@ def plan(
     spec = environment.resolve(env, port_base=options.port_base, port_count=options.port_count)
     seconds = worker_spec.connect_seconds(options.connect_seconds, spec.num_workers)
     options = dataclasses.replace(options, connect_seconds=seconds)
-    gpus: tuple[int, ...] = ()
-    if options.gpus != 0:
-        num_listed = gpu_software.num_listed(env)
-        if num_listed or options.gpus is not None:
-            gpus = gpus_lib.select_gpus(gpus_lib.visible_gpus(spec, num_listed), options.gpus)
+    gpus = () if options.gpus == 0 else gpus_lib.choose_gpus(spec, gpu_software.num_listed(env), options.gpus)
     if gpus and options.logical_devices > 1:
         raise ValueError(
             f"config.cluster.logical_devices={options.logical_devices} splits a CPU, but this worker has "
@@ -156,8 +151,3 @@ def configure_devices(planned: ClusterPlan) -> None:
         cpu = tf.config.list_physical_devices("CPU")[0]
         logical = [tf.config.LogicalDeviceConfiguration() for _ in range(planned.local_replicas)]
         tf.config.set_logical_device_configuration(cpu, logical)
-
-
-def describe_notes(planned: ClusterPlan, software: Mapping[str, Any]) -> list[str]:
-    """Returns warnings about the launcher, and about `software`, the result of `gpu_software.describe`."""
-    return [note for note in (planned.worker_spec.note, *gpu_software.notes(software)) if note]

@@ -1,18 +1,18 @@
 """Connects the workers and creates the one `tf.distribute` strategy of this process."""
 
-import dataclasses
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, MutableMapping
 
 import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster import interruption, mirrored_variables
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.control import heartbeat_monitor, single_worker
+from tfdist.cluster.control import decision, heartbeat_monitor
 from tfdist.cluster.devices import gpu_software, onednn, replicas
 from tfdist.cluster.discovery.roster import Roster
-from tfdist.cluster.planning import ClusterPlan, Started, configure_devices, describe_notes, plan
+from tfdist.cluster.planning import ClusterPlan, Started, configure_devices, plan
 
 
 def connect(
@@ -40,7 +40,7 @@ def connect(
         OSError: this worker's port is in use, or `workdir` cannot be written or is not shared.
     """
     planned = plan_or_options if isinstance(plan_or_options, ClusterPlan) else plan(plan_or_options)
-    single_worker.unset_proxies(os.environ)
+    unset_proxies(os.environ)
     if planned.num_workers > 1:
         from tfdist.cluster.several_workers import multi_worker
 
@@ -49,36 +49,46 @@ def connect(
         started = _start_alone(planned, stop)
     if started.strategy.num_replicas_in_sync != planned.num_replicas:
         raise RuntimeError(f"{started.strategy.num_replicas_in_sync} replicas instead of {planned.num_replicas}")
-    if planned.implementation == "tcp" and not replicas.rings:
-        planned = dataclasses.replace(planned, implementation="ring")
     mirrored_variables.add_methods()
+    implementation = "ring" if planned.implementation == "tcp" and not replicas.rings else planned.implementation
+    notes = [planned.worker_spec.note, *gpu_software.notes(gpu_software.describe(os.environ)), *started.notes]
+    on = "on" if onednn.enabled() else "off"
+    roster = Roster(
+        workers=started.monitor.members,
+        communication={"nccl": "NCCL", "ring": "RING over gRPC", "tcp": "RING over TCP"}[implementation],
+        notes=tuple(filter(None, notes)),
+        details=(f"oneDNN {on}; to change it, set {onednn.VARIABLE}=0 or 1 in the environment", *started.details),
+    )
     return Cluster(
         strategy=started.strategy,
         rank=planned.worker_spec.rank,
         num_workers=planned.num_workers,
         num_replicas=planned.num_replicas,
-        implementation=planned.implementation,
-        roster=_make_roster(planned, started),
+        implementation=implementation,
+        roster=roster,
         monitor=started.monitor,
     )
 
 
+def unset_proxies(env: MutableMapping[str, str]) -> None:
+    """Removes proxy variables, which gRPC would use between workers."""
+    for name in [*env]:
+        if name.lower() in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy"):
+            del env[name]
+
+
 def _start_alone(planned: ClusterPlan, stop: interruption.StopRequest | None) -> Started:
-    members = single_worker.members(planned.worker_spec, {"devices": planned.devices}, stop)
+    addresses = planned.worker_spec.addresses
+    if stop is not None and stop.reason is not None:
+        decision.members_or_raise(decision.stop({0: stop.reason}, addresses))
     configure_devices(planned)
-    notes = describe_notes(planned, gpu_software.describe(os.environ))
     devices = [f"/{planned.device_type}:{index}" for index in range(planned.local_replicas)]
     # MirroredStrategy has no ring over the GPUs of one process; this is its reduction without NCCL.
     without_nccl = planned.gpus and planned.implementation == "ring"
     sums = tf.distribute.ReductionToOneDevice() if without_nccl else None
     strategy = tf.distribute.MirroredStrategy(devices, cross_device_ops=sums)
+    me = {"rank": 0, "address": (addresses or ("localhost",))[0], "host": socket.gethostname(), "pid": os.getpid()}
+    members = [me | {"devices": planned.devices}]
     # It sends no messages, and only watches this process.
     monitor = heartbeat_monitor.start(rank=0, members=members, options=planned.options)
-    return Started(strategy=strategy, members=members, monitor=monitor, notes=notes)
-
-
-def _make_roster(planned: ClusterPlan, started: Started) -> Roster:
-    name = {"nccl": "NCCL", "ring": "RING over gRPC", "tcp": "RING over TCP"}[planned.implementation]
-    on = "on" if onednn.enabled() else "off"
-    details = (f"oneDNN {on}; to change it, set {onednn.VARIABLE}=0 or 1 in the environment", *started.details)
-    return Roster(workers=started.members, communication=name, notes=tuple(started.notes), details=details)
+    return Started(strategy=strategy, monitor=monitor)

@@ -23,17 +23,13 @@ def check_divisible(config: Config, num_replicas: int) -> None:
     batch, by = config.data.batch_size, num_replicas * config.train.micro_batches
     if batch % by:
         groups = config.model.get("group_size")  # The batch is a multiple of this, too.
-        by_groups = math.lcm(by, groups) if type(groups) is int and groups > 0 else by
+        step = math.lcm(by, groups) if type(groups) is int and groups > 0 else by
+        lower = batch // step * step
+        nearest = [lower, lower + step] if lower else [step]
+        best = min(nearest, key=lambda size: abs(size - batch))
         parts = f" in {by // num_replicas} parts each" if by > num_replicas else ""
         raise ValueError(
-            f"config.data.batch_size={batch} cannot be divided among {num_replicas} replicas{parts}: "
-            f"{_advice(batch, by_groups)}, or change the number of replicas."
+            f"config.data.batch_size={batch} cannot be divided among {num_replicas} replicas{parts}: set it to "
+            f"{' or '.join(map(str, nearest))}, such as --config.data.batch_size={best}, or change the number of "
+            "replicas."
         )
-
-
-def _advice(value: int, by: int) -> str:
-    """Returns what to set instead of `value`: the nearest multiples of `by` below and above it."""
-    lower = value // by * by
-    nearest = [lower, lower + by] if lower else [by]
-    best = min(nearest, key=lambda one: abs(one - value))
-    return f"set it to {' or '.join(map(str, nearest))}, such as --config.data.batch_size={best}"

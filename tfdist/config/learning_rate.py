@@ -77,10 +77,7 @@ def note(config: schema.Config) -> str:
 
 def describe(config: schema.Config) -> str:
     """Returns optimizer, rate and schedule of a resolved config in words, for the log."""
-    arguments = ", ".join(f"{name}={value!r}" for name, value in config.optimizer.items() if name != "target")
     schedule = config.learning_rate.schedule["target"].rpartition(":")[2]
     warmup = config.learning_rate.warmup_epochs
-    return (
-        f"{config.optimizer['target']}{f'({arguments})' if arguments else ''}, learning rate {peak(config):.4g}, "
-        + (f"{schedule}{f' after a warm-up of {warmup:g} epochs' if warmup else ''}")
-    )
+    after = f" after a warm-up of {warmup:g} epochs" if warmup else ""
+    return f"{specs.describe(config.optimizer)}, learning rate {peak(config):.4g}, {schedule}{after}"

@@ -1,6 +1,6 @@
-"""Fields, commands and functions that were removed, each with what to use instead. Imports no TensorFlow.
+"""Fields and targets of configs that were removed, each with what to use instead. Imports no TensorFlow.
 
-A config or a command line that uses one of these gets this message, not a guess at a similar name.
+A config that uses one of these gets this message, not a guess at a similar name.
 """
 
 import re
@@ -9,7 +9,7 @@ _RUN_ENDS = "a run whose replicas differ ends; the same command resumes from the
 _KERAS_TENSORBOARD = "add {'target': 'keras.callbacks:TensorBoard', 'log_dir': 'WORKDIR/tensorboard/keras', "
 _KERAS_TENSORBOARD += "'histogram_freq': 1} to config.callbacks."
 _MOVED = "it is {} now, with the same arguments."
-# A field of a config, a command, or a module or function as in a target -> what to use instead.
+# A field of a config, or a module or function as in a target -> what to use instead.
 INSTEAD = {
     "config.checkpoint.export_preprocessing": "make keras.layers.Rescaling the first layer of the model, and set "
     "config.data.prepare to {'target': 'tfdist.zoo.prepare:image_bytes'}, which leaves bytes.",
@@ -34,15 +34,8 @@ INSTEAD = {
     "config.train.local_steps": "train by tfdist local_sgd --local_steps=4, a lesson (docs/consistency.md).",
     "config.train.recompute_mb": "name layers in train.recompute, or make them in a keras.RematScope.",
     "config.cluster.pause_epochs": "SIGTERM stops and saves a run, and the same command goes on.",
-    "tfdist cost": "`sacct --format=JobID,ElapsedRaw,ConsumedEnergy` shows the time and energy of jobs.",
-    "tfdist completion": "tfdist COMMAND --help lists the flags of a command, and with a config its fields.",
-    "tfdist lr_range": "train with --config.learning_rate.schedule.target=tfdist.zoo.schedules:range_test, and draw "
-    "the loss with tfdist plot RUN --x=learning_rate (docs/sweeps.md).",
-    "tfdist recipes": "tfdist runs lists runs with their configs and results.",
-    "tfdist burnin": "test nodes with `dcgmi diag`, nccl-tests and stress-ng.",
-    "tfdist why": "`tfdist compare A B` names the first step at which the states differ, and what else does.",
-    "tfdist.all_gather": "a step has the tensors of the whole batch (docs/own_step.md): use the tensor itself.",
-    "tfdist.per_example": "pass the loss or metric itself, for which the step gathers what it reads (docs/scripts.md).",
+    "config.cluster.keep_freed_memory": "set MALLOC_MMAP_MAX_=0, MALLOC_TRIM_THRESHOLD_=-1 and MALLOC_ARENA_MAX=1 in "
+    "the environment (docs/speed.md).",
     "tfdist.tools.many_runs.trackers": "name the library's own callback, such as mlflow.keras:MlflowCallback "
     "(docs/many-runs.md).",
     "tfdist.zoo.models:resnet9": "use tfdist.configs.networks.airbench:network, which learns CIFAR-10 in fewer epochs.",

@@ -230,9 +230,6 @@ class ClusterOptions:
     as [0, 2]: these GPUs, counted from 0."""
     logical_devices: int = 1
     """Logical CPU devices per worker, each with one replica; for tests on machines without GPUs."""
-    keep_freed_memory: bool = True
-    """Configure malloc to keep freed memory for the next step instead of returning it to the kernel: a faster
-    all-reduce between workers. Only for several workers on CPUs that sum over gRPC."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

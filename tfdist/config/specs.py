@@ -4,7 +4,7 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist.config import removed, text, user_code
@@ -79,6 +79,12 @@ def resolve(spec: dict[str, Any], *, field: str) -> Callable[..., Any]:
     if not callable(function):
         raise ValueError(f"{field}.target={target!r} is not callable: {function!r}")
     return function
+
+
+def describe(spec: Mapping[str, Any]) -> str:
+    """Returns a spec in words: "keras.optimizers:SGD(momentum=0.9)"."""
+    arguments = ", ".join(f"{name}={value!r}" for name, value in spec.items() if name != "target")
+    return f"{spec['target']}({arguments})" if arguments else spec["target"]
 
 
 def _bind(function: Callable, spec: dict, args: tuple, extra: dict, field: str) -> dict[str, Any]:

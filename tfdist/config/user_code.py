@@ -69,10 +69,13 @@ def explain(error: BaseException, function: str = "", batch: Mapping[str, Any] |
 
 def place(error: BaseException) -> str:
     """Returns the innermost place in the user's code: "train.py, line 3, `fit(model)`"; "" if there is none."""
-    for file, line in _places(error):
-        code = linecache.getline(file, line).strip()
-        relative = os.path.relpath(file)
-        return f"{file if relative.startswith('..') else relative}, line {line}" + (f", `{code}`" if code else "")
+    # AutoGraph writes the place in the user's file into the message: the last one is the innermost.
+    named = re.findall(r'File "([^"]+)", line (\d+), in ', str(error))
+    for file, line in [*((file, int(line)) for file, line in reversed(named)), *_stack(error)]:
+        if os.path.isfile(file) and is_users(file) and "__autograph_generated" not in file:
+            code = linecache.getline(file, line).strip()
+            relative = os.path.relpath(file)
+            return f"{file if relative.startswith('..') else relative}, line {line}" + (f", `{code}`" if code else "")
     return ""
 
 
@@ -84,7 +87,7 @@ def current_line(frames: Sequence[Any] | None = None) -> str:
             of this call.
     """
     for frame in reversed(traceback.extract_stack() if frames is None else frames):
-        if not os.path.abspath(frame.filename).startswith(_libraries()):
+        if is_users(frame.filename):
             text = frame.line or linecache.getline(frame.filename, frame.lineno).strip()
             return f"{frame.filename}:{frame.lineno}: {text}"
     return "a library"
@@ -190,12 +193,3 @@ def _stack(error: BaseException) -> list[tuple[str, int]]:
     if traced is not None and traced.translated_stack:
         return [(frame.filename, frame.lineno) for frame in traced.translated_stack]
     return [(frame.filename, frame.lineno) for frame in reversed(traceback.extract_tb(error.__traceback__))]
-
-
-def _places(error: BaseException) -> Iterator[tuple[str, int]]:
-    """Yields file and line of the frames in the user's code, innermost first."""
-    # AutoGraph writes the place in the user's file into the message: the last one is the innermost.
-    named = re.findall(r'File "([^"]+)", line (\d+), in ', str(error))
-    for file, line in [*((file, int(line)) for file, line in reversed(named)), *_stack(error)]:
-        if os.path.isfile(file) and not file.startswith(_libraries()) and "__autograph_generated" not in file:
-            yield file, line

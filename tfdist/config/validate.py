@@ -106,10 +106,7 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
         after = getattr(config, section).every.after
         if not all(type(epoch) is int and epoch >= 1 for epoch in after or ()):
             yield f"{section}.every.after must list epochs, numbered from 1. Received: {after!r}"
-    yield from _gpu_problems(config.cluster.gpus)
-
-
-def _gpu_problems(gpus: Any) -> Iterator[str]:
+    gpus = config.cluster.gpus
     numbers = gpus if isinstance(gpus, list) else [0 if gpus is None else gpus]
     valid = bool(numbers) and all(type(number) is int and number >= 0 for number in numbers)
     if not valid or len(set(numbers)) < len(numbers):

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import config
+from tfdist.config import specs
 
 
 def check_batch(batch: Any, name: str, rows: int | None) -> None:
@@ -53,7 +54,7 @@ def element_spec(dataset: tf.data.Dataset) -> dict[str, tf.TensorSpec]:
 def describe(prepare: Mapping[str, Any], spec: Mapping[str, tf.TensorSpec]) -> str:
     """Returns the prepare function of a config with its arguments, and the batches that it returns on one replica."""
     columns = ", ".join(f"{name} {one.dtype.name} {one.shape.as_list()}" for name, one in spec.items())
-    return f"config.data.prepare: {_call(prepare)}  returns per replica {columns}"
+    return f"config.data.prepare: {specs.describe(prepare)}  returns per replica {columns}"
 
 
 def to_save(options: config.Data, source: Any, spec: Mapping[str, tf.TensorSpec]) -> dict[str, Any]:
@@ -74,13 +75,8 @@ def to_save(options: config.Data, source: Any, spec: Mapping[str, tf.TensorSpec]
         "examples": repr(source),
         "classes": None if classes is None else [str(name) for name in classes],
         "columns": None if columns is None else dict(columns),
-        "model.keras": f"expects examples prepared by {_call(options.prepare)}"
-        + (f", then {_call(options.finish)}" if options.finish else "")
+        "model.keras": f"expects examples prepared by {specs.describe(options.prepare)}"
+        + (f", then {specs.describe(options.finish)}" if options.finish else "")
         + ", with training=False",
         "prepared": {key: {"dtype": one.dtype.name, "shape": one.shape.as_list()[1:]} for key, one in spec.items()},
     }
-
-
-def _call(spec: Mapping[str, Any]) -> str:
-    arguments = ", ".join(f"{name}={value!r}" for name, value in spec.items() if name != "target")
-    return f"{spec['target']}({arguments})"

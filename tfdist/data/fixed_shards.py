@@ -14,16 +14,16 @@ from tfdist.data.stream import ReplicaShard, Source
 
 
 class PartSource:
-    """The examples of one part of `source`, numbered from 0. Examples in memory are moved out of `source`."""
+    """The examples of one worker, numbered from 0. Examples in memory are moved out of `source`."""
 
     def __init__(self, source: Source, part: WorkerExamples):
-        self._source, self._part = source, part
+        self._source, self.worker_examples = source, part
         arrays = getattr(source, "arrays_of_part", lambda _: None)(part.examples())
         read = autograph.convert_read(source) if arrays is None else arrays.gather
         self._read = (lambda rows: read(part.ids(rows))) if arrays is None else read
 
     def __len__(self) -> int:
-        return len(self._part)
+        return len(self.worker_examples)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)  # What a source may have: `num_classes`, `verify` and others.
@@ -35,25 +35,21 @@ class PartSource:
 
     def fingerprint(self) -> str:
         """Returns the fingerprint of the whole source, and the number of the part."""
-        whole = getattr(self._source, "fingerprint", str)()
-        return f"{whole} {self._part.index} of {self._part.count}{' contiguous' * self._part.contiguous}"
+        whole, part = getattr(self._source, "fingerprint", str)(), self.worker_examples
+        return f"{whole} {part.index} of {part.count}{' contiguous' * part.contiguous}"
 
 
-def divide(
-    source: Source | None, shard: ReplicaShard, split: str | None, shards: str = "fixed"
-) -> tuple[Any, WorkerExamples | None]:
-    """Returns the examples of this worker, and their numbers in the whole split.
+def divide(source: Source, shard: ReplicaShard, split: str, shards: str) -> PartSource:
+    """Returns the examples of this worker.
 
     Args:
-        source: the whole split; None: there is none. If it keeps its examples in memory, it should have
+        source: the whole split. If it keeps its examples in memory, it should have
             `arrays_of_part(examples)`, as the shipped sources have; otherwise memory does not decrease.
         shards: "fixed" or "contiguous", see `config.data.shards`.
 
     Raises:
         ValueError: there are fewer examples than workers.
     """
-    if source is None:
-        return None, None
     part = WorkerExamples(
         total=len(source),
         index=shard.first_replica // shard.local_replicas,
@@ -65,4 +61,4 @@ def divide(
             f'config.data.shards="{shards}" needs an example for each of the {part.count} workers, but the split '
             f'{split!r} has {part.total}: use fewer workers, or set config.data.shards to "batch".'
         )
-    return PartSource(source, part), part
+    return PartSource(source, part)

@@ -230,11 +230,6 @@ def _check_graph(graph: Any, name: str, known: Mapping[int, bool], places: str, 
         )
 
 
-def called_ops(graph: tf.Graph) -> Iterator[str]:
-    """Yields the types of the ops in a function, and in the functions that it calls."""
-    yield from (node.op for node in nodes(graph.as_graph_def()))
-
-
 def nodes(definition: tf.compat.v1.GraphDef) -> Iterator[tf.compat.v1.NodeDef]:
     """Yields the nodes of a graph, and of the functions in its library."""
     for found in (definition.node, *(function.node_def for function in definition.library.function)):

@@ -50,21 +50,19 @@ def first_nonfinite(elements: Iterable[Rows]) -> tuple[int, str] | None:
     return None
 
 
-def example_with_label(
-    sources: Mapping[str, tuple[Source | None, order.WorkerExamples | None]], column: str, label: int
-) -> str:
+def example_with_label(sources: Mapping[str, Source | None], column: str, label: int) -> str:
     """Returns the first example with this label, such as "Example 17 of the split 'train'"; "": none was found.
 
     With divided shards (`config.data.shards`), it is the first of this worker's part, and the text says so.
 
     Args:
-        sources: split -> its source, and the part of the split that the source holds, see `stream.locate_rows`.
+        sources: split -> its source, or None.
         column: the column of the labels, as the source reads it.
     """
-    for split, (source, part) in sources.items():
+    for split, source in sources.items():
         if source is None:
             continue
-        part = order.WorkerExamples(total=len(source)) if part is None else part
+        part = order.examples_of(source)
         read = tf.autograph.experimental.do_not_convert(autograph.convert_read(source))
         for start, batch in tf.data.Dataset.range(len(source)).batch(_CHUNK).map(read).enumerate():
             rows = np.argwhere(batch[column].numpy() == label) if column in batch else ()
@@ -85,25 +83,22 @@ def rows_of_steps(
     seed: int,
     global_batch: int,
     shuffle: bool,
-    part: order.WorkerExamples | None = None,
 ) -> Iterator[Rows]:
     """Reads this worker's examples of the steps `first_number` to `last_number`, counted from 1, of a config's run.
 
     Args:
         dataset: what `stream.training` returned.
     """
-    part = order.WorkerExamples(total=len(source)) if part is None else part
-    locate = stream.locate_rows(len(source), shard, global_batch=global_batch, seed=seed, shuffle=shuffle, part=part)
+    locate = stream.locate_rows(source, shard, global_batch=global_batch, seed=seed, shuffle=shuffle)
     first = (first_number - 1) * shard.local_replicas
     elements = dataset(first_number - 1, last_number).take((last_number - first_number + 1) * shard.local_replicas)
     for number, batch in enumerate(read_ahead.without_autotuning(elements), first):
         step, rows, _ = locate(tf.constant(number, tf.int64))
         columns = {name: value.numpy() for name, value in batch.items()}
-        place = functools.partial(_place, split, part.ids(rows.numpy()))
+        place = functools.partial(_place, split, order.examples_of(source).ids(rows.numpy()))
         yield Rows(step=1 + int(step), columns=columns, place=place)
 
 
 def _place(split: str, ids: np.ndarray, column: str, at: tuple[int, ...]) -> str:
     """Returns the place of a value, for a message; see `Rows.place`. `ids`: the examples, by their numbers."""
-    index = f"[{', '.join(map(str, at[1:]))}]" if at[1:] else ""
-    return f"{column}{index} of the prepared example {ids[at[0]]} of the split {split!r}"
+    return f"{column}{[*at[1:]] or ''} of the prepared example {ids[at[0]]} of the split {split!r}"

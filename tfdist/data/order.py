@@ -1,6 +1,7 @@
 """Position in an epoch -> example id: a permutation per epoch, computed instead of stored."""
 
 import dataclasses
+from typing import Any
 
 import tensorflow as tf
 
@@ -33,6 +34,12 @@ class WorkerExamples:
         """Converts rows to ids in the whole split."""
         examples = self.examples()
         return rows * examples.step + examples.start if self.count > 1 else rows
+
+
+def examples_of(source: Any) -> WorkerExamples:
+    """Returns which examples of its split a source holds: all, or those of a worker; see `fixed_shards`."""
+    part = getattr(source, "worker_examples", None)
+    return WorkerExamples(total=len(source)) if part is None else part
 
 
 def steps_per_epoch(num_examples: int, global_batch: int) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.data import autograph, cache, description, inspection, stream
+from tfdist.data import cache, description, inspection, stream
 from tfdist.data.feed import Distributor, Examples, Feed, Prepare, Sizes
 from tfdist.data.stream import ReplicaShard
 
@@ -37,22 +37,22 @@ def make_feed(
     config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: Distributor
 ) -> Feed:
     """Makes the input of one worker: random access to the examples of its replicas, or global batches (textbook)."""
-    options, parts, notes = config.data, (None, None), ()
+    options, notes = config.data, ()
     train, evaluation = inputs.train_source, inputs.evaluation_source
     batches = (sizes.global_batch, sizes.evaluation_batch)
-    reads_files = shard.first_replica == 0
     divided = options.shards != "batch" and cluster.num_workers > 1
     if divided:
         from tfdist.data.fixed_shards import divide
 
-        train, train_part = divide(train, shard, options.train_split, options.shards)
-        evaluation, evaluation_part = divide(evaluation, shard, options.evaluation_split, options.shards)
-        parts, notes = (train_part, evaluation_part), (_note(cluster.num_workers, options.shards),)
+        train = divide(train, shard, options.train_split, options.shards)
+        if evaluation is not None:
+            evaluation = divide(evaluation, shard, options.evaluation_split, options.shards)
+        notes = (_note(cluster.num_workers, options.shards),)
         # The replicas of a worker share batches that no other worker reads.
         shard = dataclasses.replace(shard, first_replica=0, num_replicas=shard.local_replicas)
         batches = tuple(size // cluster.num_workers for size in batches)
     train_source = train
-    searched = {options.train_split: (train, parts[0]), options.evaluation_split: (evaluation, parts[1])}
+    searched = {options.train_split: train, options.evaluation_split: evaluation}
     train = cache.add_cache(options, train, options.train_split)
     evaluation = cache.add_cache(options, evaluation, options.evaluation_split)
     if options.pipeline == "textbook":
@@ -62,7 +62,7 @@ def make_feed(
         training = textbook.training(train, inputs.prepare, options, seed=config.seed)
         pipeline_fields = textbook.fields(training, shard, cluster)
     else:
-        ordering = {"seed": config.seed, "global_batch": batches[0], "shuffle": options.shuffle, "part": parts[0]}
+        ordering = {"seed": config.seed, "global_batch": batches[0], "shuffle": options.shuffle}
         training = stream.training(train, inputs.prepare, shard, **ordering)
         pipeline_fields = {
             "spec": description.element_spec(training(0, 1)),
@@ -72,11 +72,9 @@ def make_feed(
             ),
         }
     described = inputs.prepared_spec(pipeline_fields["spec"])
-
-    def evaluate() -> tuple[tf.data.Dataset, int]:
-        return stream.evaluation(
-            evaluation, inputs.prepare, shard, global_batch=batches[1], seed=config.seed, part=parts[1]
-        )
+    evaluate = functools.partial(
+        stream.evaluation, evaluation, inputs.prepare, shard, global_batch=batches[1], seed=config.seed
+    )
 
     def verify() -> None:
         for source in (inputs.train_source, inputs.evaluation_source):
@@ -88,7 +86,7 @@ def make_feed(
         training=training,
         # The dataset is made at the first evaluation: every later one uses a new iterator of it.
         evaluation=None if evaluation is None else functools.cache(evaluate),
-        examples=functools.partial(_read_examples, compared, reads_files=reads_files),
+        examples=functools.partial(_read_examples, compared, reads_files=shard.first_replica == 0),
         find_label=lambda label: inspection.example_with_label(
             searched, config.objective.get("labels", "label"), label
         ),
@@ -113,9 +111,7 @@ def _read_examples(sources: Mapping[str, Any], count: int, *, reads_files: bool)
         if source is None:
             continue
         ids = np.random.RandomState(0).randint(0, len(source), count, np.int64)
-        # As in training. AutoGraph would take about a second to convert every function that `read` calls.
-        read = tf.autograph.experimental.do_not_convert(autograph.convert_read(source))
-        batch = next(iter(tf.data.Dataset.from_tensors(ids).map(read)))
+        batch = stream.read_batch(source, ids)
         columns |= {f"{name!r} of the {split} split": value for name, value in batch.items()}
         facts[f"the number of examples of the {split} split"] = len(source)
         if hasattr(source, "fingerprint"):

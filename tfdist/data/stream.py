@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.data import autograph, order, read_ahead
@@ -64,7 +65,6 @@ def training(
     global_batch: int,
     seed: int,
     shuffle: bool,
-    part: order.WorkerExamples | None = None,
 ) -> Callable[[int, int], tf.data.Dataset]:
     """Returns a function that creates the training dataset of one worker.
 
@@ -76,8 +76,8 @@ def training(
         stop), repeated endlessly; see `_pipeline`. `prepare` is traced once for all calls.
     """
     read, prepare = autograph.convert_read(source), autograph.convert_prepare(prepare)
-    part = order.WorkerExamples(total=len(source)) if part is None else part
-    locate = locate_rows(len(source), shard, global_batch=global_batch, seed=seed, shuffle=shuffle, part=part)
+    part = order.examples_of(source)
+    locate = locate_rows(source, shard, global_batch=global_batch, seed=seed, shuffle=shuffle)
 
     @tf.function(autograph=False)
     def load(element: tf.Tensor) -> Batch:
@@ -88,39 +88,44 @@ def training(
 
 
 def locate_rows(
-    num_examples: int, shard: ReplicaShard, *, global_batch: int, seed: int, shuffle: bool, part: order.WorkerExamples
+    source: Source, shard: ReplicaShard, *, global_batch: int, seed: int, shuffle: bool
 ) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
     """Returns locate(element) -> the step (int64 []), the rows of the source (int64 [n]) and the epoch (int64 []).
 
-    Args:
-        part: the part of the split that the source holds; `shard` and `global_batch` refer to its batches.
+    If the source holds a part of its split, `shard` and `global_batch` refer to the batches of this part.
     """
-    # Equal on all workers, even if some parts have one example more.
-    epoch_steps = order.steps_per_epoch(part.total, global_batch * part.count)
-    permutation = {"seed": seed, "shuffle": shuffle, "salt": order.SALT + part.index}
+    part = order.examples_of(source)
+    ordering = {
+        "seed": seed,
+        "num_examples": len(source),
+        "global_batch": global_batch,
+        "shuffle": shuffle,
+        # Equal on all workers, even if some parts have one example more.
+        "epoch_steps": order.steps_per_epoch(part.total, global_batch * part.count),
+        "salt": order.SALT + part.index,
+    }
 
     def locate(element: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         step, slots = shard.locate(element, global_batch)
-        sizes = {"num_examples": num_examples, "global_batch": global_batch, "epoch_steps": epoch_steps}
-        return step, *order.example_ids(step, slots, **sizes, **permutation)
+        return step, *order.example_ids(step, slots, **ordering)
 
     return locate
 
 
 def first_examples(source: Source, prepare: Prepare, count: int, *, seed: int) -> Batch:
     """Returns the first `count` examples of epoch 0 (or all), prepared without augmentation."""
-    num_examples = len(source)
-    slots = tf.range(min(count, num_examples), dtype=tf.int64)
-    read, prepare = autograph.convert_read(source), autograph.convert_prepare(prepare)
+    positions, epoch = tf.range(min(count, len(source)), dtype=tf.int64), tf.zeros([], tf.int64)
+    ids = order.permute(positions, epoch, seed=seed, num_examples=len(source))
+    prepare = autograph.convert_prepare(prepare)
+    return read_batch(source, ids, lambda batch: prepare(batch, order.seeds(ids, epoch, seed), training=False))
 
-    @tf.autograph.experimental.do_not_convert
-    def load(step: tf.Tensor) -> Batch:
-        ids, epoch = order.example_ids(
-            step, slots, seed=seed, num_examples=num_examples, global_batch=num_examples, shuffle=True
-        )
-        return prepare(read(ids), order.seeds(ids, epoch, seed), training=False)
 
-    return next(iter(tf.data.Dataset.range(1).map(load)))
+def read_batch(source: Source, ids: np.ndarray | tf.Tensor, change: Callable[[Batch], Batch] = dict) -> Batch:
+    """Returns the examples `ids` (int64 [n]) of a source, changed by `change`; both are called as in training."""
+    read = autograph.convert_read(source)
+    # AutoGraph would take about a second to convert every function that `read` calls.
+    load = tf.autograph.experimental.do_not_convert(lambda ids: change(read(ids)))
+    return next(iter(tf.data.Dataset.from_tensors(ids).map(load)))
 
 
 def evaluation(
@@ -130,7 +135,6 @@ def evaluation(
     *,
     global_batch: int,
     seed: int,
-    part: order.WorkerExamples | None = None,
 ) -> tuple[tf.data.Dataset, int]:
     """Returns the evaluation dataset of one worker: every example of `source` once, padded to full batches.
 
@@ -138,8 +142,7 @@ def evaluation(
         (dataset, steps): pairs of a batch and its mask, bool [global_batch / num_replicas], False for padding; and the
         number of steps of one pass.
     """
-    part = order.WorkerExamples(total=len(source)) if part is None else part
-    num_examples = len(source)
+    part, num_examples = order.examples_of(source), len(source)
     steps = -(-part.total // (global_batch * part.count))
     read, prepare = autograph.convert_read(source), autograph.convert_prepare(prepare)
 

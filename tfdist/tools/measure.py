@@ -101,7 +101,7 @@ def free_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 def machine() -> str:
     """Returns this host's name and its GPUs or processor, for captions: "host n9, 4 x NVIDIA A100-SXM4-40GB"."""
-    gpus = Counter(gpu.name for gpu in host_gpus.query()) if host_gpus.assigned_gpus(os.environ) else {}
+    gpus = Counter(gpu.name for gpu in host_gpus.query() or ()) if host_gpus.assigned_gpus(os.environ) else {}
     devices = [f"{count} x {name}" for name, count in gpus.items()]
     if not devices:
         devices = [f"{machine_lib.num_cores()} CPU cores ({onednn.read_processor().name or platform.machine()})"]

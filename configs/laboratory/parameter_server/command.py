@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from tfdist.cluster import process_exit
 from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.discovery import worker_spec
-from tfdist.cluster.several_workers import malloc
 from tfdist.config import schema, tool_flags
 from tfdist.launch import local_workers, processes
 
@@ -90,7 +89,6 @@ def run_or_start_tasks(args: argparse.Namespace) -> int:
 def main(args: argparse.Namespace) -> None:
     """Runs the command, and exits the process."""
     check(args.config)
-    malloc.keep_freed_memory(args.config.cluster, os.environ)  # Before TensorFlow allocates.
     process_exit.run_and_exit(lambda: run_or_start_tasks(args))
 
 

@@ -16,8 +16,7 @@ import tensorflow as tf
 from absl import flags, logging
 
 from tfdist import config as config_lib
-from tfdist.cluster import interruption
-from tfdist.cluster.control import single_worker
+from tfdist.cluster import interruption, strategy
 from tfdist.cluster.discovery import hostlist
 
 _KINDS = ("chief", "worker", "ps")
@@ -193,7 +192,7 @@ def _exit_lost(text: str, record: Callable[[str], None]) -> None:
 
 
 def _prepare(env: MutableMapping[str, str]) -> None:
-    single_worker.unset_proxies(env)
+    strategy.unset_proxies(env)
     env["GRPC_FAIL_FAST"] = "use_caller"  # Calls to a lost task fail instead of waiting.
 
 

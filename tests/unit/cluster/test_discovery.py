@@ -9,7 +9,7 @@ import pytest
 from launching import REPOSITORY
 
 from tfdist.cluster.discovery import environment, hostlist
-from tfdist.cluster.discovery.gpus import held_gpus, visible_gpus
+from tfdist.cluster.discovery.gpus import choose_gpus, held_gpus
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 PORTS = {"port_base": 10000, "port_count": 10000}
@@ -158,27 +158,27 @@ def test_gpus_of_slurm_tasks(name):
     tasks, num_listed, expected, names = GPUS[name]
     for rank, variables in enumerate(tasks):
         place = resolve(slurm(rank, TWO_ON_ONE, "n9", "2", **variables))
-        assert visible_gpus(place, num_listed) == expected[rank]
+        assert choose_gpus(place, num_listed) == expected[rank]
         assert held_gpus(place, expected[rank]) == names[rank]
 
 
 def test_gpus_of_tf_config():
     env = tf_config("worker", 1, worker=["a:1", "a:2"])
-    assert visible_gpus(resolve(env), 4) == (2, 3)
-    assert visible_gpus(resolve(env | {"CUDA_VISIBLE_DEVICES": "1,3"}), 2) == (0, 1)  # Each has its own.
+    assert choose_gpus(resolve(env), 4) == (2, 3)
+    assert choose_gpus(resolve(env | {"CUDA_VISIBLE_DEVICES": "1,3"}), 2) == (0, 1)  # Each has its own.
 
 
 def test_a_task_with_a_gpu_of_its_own_uses_it_where_other_nodes_have_more_tasks():
     """Tasks that share the GPUs of their nodes: tests/slurm/test_slurm.py."""
     where = [("n9", 0, 0), ("n9", 0, 1), ("n10", 1, 0)]
     one = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "1", "SLURMD_TRES_BIND": "gpu:per_task:1"}
-    assert visible_gpus(resolve(slurm(2, where, "n[9-10]", "2,1", **one)), 1) == (0,)
+    assert choose_gpus(resolve(slurm(2, where, "n[9-10]", "2,1", **one)), 1) == (0,)
 
 
 def test_more_tasks_than_gpus_are_refused():
     one = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": "0", "SLURM_GPUS_ON_NODE": "1"}
     with pytest.raises(ValueError, match=r"2 tasks on one host share 1 GPU.*--gpus-per-node"):
-        visible_gpus(resolve(slurm(1, TWO_ON_ONE, "n9", "2", **one)), 1)
+        choose_gpus(resolve(slurm(1, TWO_ON_ONE, "n9", "2", **one)), 1)
 
 
 def tf_config(kind: str, index: object, **cluster: list[str]) -> dict[str, str]:
@@ -232,7 +232,7 @@ def test_mpi_on_one_host(name):
     assert (place.local_rank, place.local_size, place.chiefs) == (1, 2, ())
     assert len(set(place.addresses)) == 2 and place.addresses[1] == f"localhost:{place.port}"
     assert 10000 <= place.port < 20000 and place.heartbeat_port == place.port + 1
-    assert visible_gpus(place, 4) == (2, 3)
+    assert choose_gpus(place, 4) == (2, 3)
 
 
 def test_ranks_of_mpich_behind_a_script_find_each_other():

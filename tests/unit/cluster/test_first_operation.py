@@ -1,7 +1,12 @@
 """What `connect` imports; after another operation of TensorFlow it is one message that says what to move."""
 
+import json
+import socket
+
 import pytest
 from launching import python
+
+from tfdist.cluster import strategy
 
 
 def run(code):
@@ -17,8 +22,19 @@ def test_an_operation_before_connect_is_explained():
 
 @pytest.mark.workers
 def test_one_worker_imports_nothing_that_several_need():
-    done = run("import sys; tfdist.connect(c.ClusterOptions(gpus=0)); print(*sys.modules)")
-    found = {name.removeprefix("tfdist.cluster.") for name in done.stdout.split() if name.startswith("tfdist.cluster.")}
+    show = "print(json.dumps(cluster.roster.workers)); print(os.getpid()); print(*sys.modules)"
+    done = run(f"import json, os, sys; cluster = tfdist.connect(c.ClusterOptions(gpus=0)); {show}")
+    workers, pid, modules = done.stdout.splitlines()[-3:]
+    me = {"rank": 0, "address": "localhost", "host": socket.gethostname(), "pid": int(pid), "devices": "1 CPU"}
+    assert json.loads(workers) == [me]
+    found = {name.removeprefix("tfdist.cluster.") for name in modules.split() if name.startswith("tfdist.cluster.")}
     assert "control.heartbeat_monitor" in found, done.stderr
     several = ("several_workers", "control.wire", "control.rendezvous", "control.peers", "control.watchdog")
     assert [name for name in found if name.startswith(several)] == []
+
+
+def test_proxies_are_unset():
+    env = dict.fromkeys(["http_proxy", "HTTPS_PROXY", "all_proxy", "grpc_proxy"], "http://proxy:3128")
+    env |= {"no_proxy": "localhost", "PATH": "/bin"}
+    strategy.unset_proxies(env)
+    assert env == {"no_proxy": "localhost", "PATH": "/bin"}

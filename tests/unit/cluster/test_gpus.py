@@ -11,6 +11,7 @@ from tfdist import config
 from tfdist.cluster import strategy
 from tfdist.cluster.devices import gpu_software, host_gpus
 from tfdist.cluster.discovery import gpus as gpus_lib
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.several_workers import multi_worker
 
 # Two GPUs, of which the second has two MIG slices and no memory of its own; what of them fails is in FAILS.
@@ -122,23 +123,25 @@ def test_facts_and_notes():
 
 
 @pytest.mark.parametrize(
-    ("assigned", "wanted", "chosen"),
+    ("num_listed", "sharers", "wanted", "chosen"),
     [
-        ((0, 1, 2, 3), None, (0, 1, 2, 3)),
-        ((0, 1, 2, 3), 2, (0, 1)),
-        ((0, 1, 2, 3), [0, 2], (0, 2)),
-        ((2, 3), [1], (3,)),
-        ((0, 1), 3, "gpus=3, but this worker has 2"),
-        ((0, 1), [0, 2], r"gpus=\[0, 2\], but this worker has 2"),
-        ((), 1, "gpus=1, but this worker has 0"),
+        (4, 1, None, (0, 1, 2, 3)),
+        (4, 1, 2, (0, 1)),
+        (4, 1, [0, 2], (0, 2)),
+        (4, 2, [1], (3,)),
+        (4, 2, 0, ()),
+        (2, 1, 3, "gpus=3, but this worker has 2"),
+        (4, 2, [0, 2], r"gpus=\[0, 2\], but this worker has 2"),
+        (0, 1, 1, "gpus=1, but this worker has 0"),
     ],
 )
-def test_the_gpus_of_the_config(assigned, wanted, chosen):
+def test_the_gpus_of_the_config(num_listed, sharers, wanted, chosen):
+    spec = WorkerSpec(launcher="slurm", local_rank=1, gpu_sharers=sharers)
     if isinstance(chosen, tuple):
-        assert gpus_lib.select_gpus(assigned, wanted) == chosen
+        assert gpus_lib.choose_gpus(spec, num_listed, wanted) == chosen
     else:
         with pytest.raises(ValueError, match=chosen):
-            gpus_lib.select_gpus(assigned, wanted)
+            gpus_lib.choose_gpus(spec, num_listed, wanted)
 
 
 def test_the_implementation_follows_the_devices():

@@ -12,7 +12,6 @@ import pytest
 from launching import free_ports
 from rendezvous_threads import GRACE_SECONDS, assert_all_ports_are_free, run, tf_config, worker_specs
 
-from tfdist.cluster.control import rendezvous, single_worker
 from tfdist.cluster.discovery import environment, hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
@@ -53,21 +52,6 @@ def test_workers_without_known_addresses_connect():
         assert isinstance(outcome.error, TimeoutError) and outcome.seconds < 1.5 + GRACE_SECONDS
     assert all("rank 2" in outcome.message for outcome in outcomes)
     assert "rank 0" in alone.message and "TFDIST_CHIEF" in alone.message
-
-
-def test_a_worker_alone_opens_nothing():
-    spec = WorkerSpec(launcher="local")
-    roster = rendezvous.rendezvous(spec, must_match={}, metadata={"devices": "CPU"}, seconds=0.0)
-    assert roster == [
-        {"rank": 0, "address": "localhost", "host": socket.gethostname(), "pid": os.getpid(), "devices": "CPU"}
-    ]
-
-
-def test_proxies_are_unset():
-    names = ["http_proxy", "HTTPS_PROXY", "all_proxy", "grpc_proxy"]
-    env = dict.fromkeys(names, "http://proxy:3128") | {"no_proxy": "localhost", "PATH": "/bin"}
-    assert sorted(single_worker.unset_proxies(env)) == sorted(names)
-    assert env == {"no_proxy": "localhost", "PATH": "/bin"}
 
 
 WORKER = """

@@ -39,7 +39,7 @@ def started():
 def test_the_names_of_thousands_of_workers_fit(started):
     """On the command line of the watchdog, 128 KiB would be the limit: the start failed with E2BIG."""
     monitor = started(3000)
-    monitor.note_started()
+    monitor.tell({"started": True})
     monitor.mark_lost("worker 2999 is lost")
     assert monitor.loss_known.wait(60) and monitor.loss["lost"] == "worker 2999 is lost"
 

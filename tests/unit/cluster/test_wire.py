@@ -54,10 +54,9 @@ async def recorded(message: dict, key: keys.Key, server_nonce: bytes) -> bytes:
     """The bytes of a client's first message for a server with this random number."""
     sent: list[bytes] = []
     members = {"write": lambda self, data: sent.append(data), "is_closing": lambda self: False}
-    transport = type("Transport", (), members)()
-    wire.Channel(key=key, is_server=False, transport=transport, server_nonce=server_nonce, client_nonce=b"a" * 32).send(
-        message
-    )
+    writer = type("Writer", (), members)()
+    ends = {"reader": asyncio.StreamReader(), "writer": writer}
+    wire.Channel(key=key, is_server=False, **ends, server_nonce=server_nonce, client_nonce=b"a" * 32).send(message)
     return b"".join(sent)
 
 

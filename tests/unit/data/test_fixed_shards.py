@@ -29,7 +29,8 @@ GROWTH = """
     tf.constant(0)
     before = held()
     shard = stream.ReplicaShard(first_replica=3, num_replicas=4)
-    part, found = fixed_shards.divide(sources.npz("train", path=sys.argv[1]), shard, "train")
+    part = fixed_shards.divide(sources.npz("train", path=sys.argv[1]), shard, "train", "fixed")
+    found = part.worker_examples
     rows = tf.range(5, dtype=tf.int64)
     part.read(rows)
     grown = held() - before
@@ -72,13 +73,13 @@ def test_a_worker_with_contiguous_shards_reads_only_its_files(tmp_path, shards, 
         write_records(folder)
         source = imagenet.imagenet("train", path=str(folder), num_classes=40, first_label=0)
         shard = stream.ReplicaShard(first_replica=rank, num_replicas=2)
-        part, numbers = fixed_shards.divide(source, shard, "train", shards)
+        part = fixed_shards.divide(source, shard, "train", shards)
         # What it does not need may be missing.
         for file in {0, 1, 2, 3} - own_files[rank]:
             (folder / f"train-{file:05d}-of-00004").unlink()
         rows = tf.range(len(part), dtype=tf.int64)
         labels = part.read(rows)["label"].numpy()
-        np.testing.assert_array_equal(labels, numbers.ids(rows))
+        np.testing.assert_array_equal(labels, part.worker_examples.ids(rows))
         assert {label // 10 for label in labels} == own_files[rank] and len(labels) == 20
 
 
@@ -99,11 +100,11 @@ def test_each_part_has_its_own_cache_and_too_many_workers_are_refused():
     for rank in range(3):
         shard = stream.ReplicaShard(first_replica=rank, num_replicas=3)
         for shards in ("fixed", "contiguous"):
-            part, _ = fixed_shards.divide(sources.digits("train"), shard, "train", shards)
+            part = fixed_shards.divide(sources.digits("train"), shard, "train", shards)
             names.add(cache.add_cache(config.Data(cache="raw"), part, "train").name)
     assert len(names) == 6
     with pytest.raises(ValueError, match=r'shards="fixed" needs an example for each of the 3 workers.*train\[:2\]'):
-        fixed_shards.divide(sources.digits("train[:2]"), shard, "train[:2]")
+        fixed_shards.divide(sources.digits("train[:2]"), shard, "train[:2]", "fixed")
 
 
 def test_a_cache_of_a_part_is_made_anew_if_a_file_changes(tmp_path):
@@ -115,7 +116,7 @@ def test_a_cache_of_a_part_is_made_anew_if_a_file_changes(tmp_path):
             (folder / f"{number}.png").write_bytes(image)
             os.utime(folder / f"{number}.png", (value, value))
         source = sources.image_folder("train", path=str(tmp_path / "images"), memory_limit_mb=0)
-        part, _ = fixed_shards.divide(source, stream.ReplicaShard(num_replicas=2), "train")
+        part = fixed_shards.divide(source, stream.ReplicaShard(num_replicas=2), "train", "fixed")
         options = config.Data(cache="raw", cache_dir=str(tmp_path / "cache"), shards="fixed")
         kept = cache.add_cache(options, part, "train")
         kept.fill()
@@ -128,7 +129,7 @@ def test_a_label_is_found_in_a_part_and_has_its_number_in_the_split(tmp_path, sh
     labels = np.arange(20) % 10
     np.savez(tmp_path / "data.npz", x_train=np.zeros((20, 2, 2), np.uint8), y_train=labels)
     whole = sources.npz("train", path=str(tmp_path / "data.npz"))
-    part, numbers = fixed_shards.divide(whole, stream.ReplicaShard(first_replica=1, num_replicas=2), "train", shards)
-    expected = next(number for number in numbers.examples() if labels[number] == 7)
-    found = inspection.example_with_label({"test": (None, None), "train": (part, numbers)}, "label", 7)
+    part = fixed_shards.divide(whole, stream.ReplicaShard(first_replica=1, num_replicas=2), "train", shards)
+    expected = next(number for number in part.worker_examples.examples() if labels[number] == 7)
+    found = inspection.example_with_label({"test": None, "train": part}, "label", 7)
     assert found == f"Example {expected} of the split 'train', the first in the part of worker 1,"

@@ -18,7 +18,7 @@ from tfdist.tools import child_runs, tables
         slow("docs mine.py", "tfdist docs: there is no page 'mine.py'. "),
         slow("doctor mine", "--config=mine: there is no file {cwd}/mine. "),
         slow("doctor --gpu digits", "tfdist doctor: --gpu measures this machine: "),
-        ("why a b", "tfdist why was removed: `tfdist compare A B` names "),
+        ("why a b", "tfdist: there is no command 'why'."),
         ("trian digits", "tfdist: there is no command 'trian'. Nearest: train. "),
         slow("scaling digits --replica=1,2", "tfdist scaling: there is no flag --replica. Did you mean --replicas=1,2"),
         ("plot digits --workdir=x", "tfdist plot: there is no flag --workdir. --help lists all flags. "),

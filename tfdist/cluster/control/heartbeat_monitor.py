@@ -96,10 +96,6 @@ class HeartbeatMonitor:
     # Held while a message is written to the watchdog process.
     sending: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
-    def note_started(self) -> None:
-        """Notes that TensorFlow has started: after a loss this process now ends itself, without the watchdog."""
-        self.tell({"started": True})
-
     def note_progress(self, step: int) -> None:
         """Notes that an execution has ended after `step` completed steps."""
         self.step, self.last_execution, self.started = step, time.monotonic(), True

@@ -64,14 +64,14 @@ async def serving(
     unauthenticated: dict[asyncio.Task, None] = {}  # Oldest first.
 
     async def converse(connection: socket.socket) -> None:
-        task = asyncio.current_task()
         try:
-            channel = await wire.accept(connection, key, lambda: unauthenticated.pop(task, None))
+            channel = await wire.accept(connection, key)
         except OSError:
             connection.close()
             return
         try:
             first = await asyncio.wait_for(channel.receive(), _AUTHENTICATION_SECONDS)
+            unauthenticated.pop(asyncio.current_task(), None)
             await handle(channel, first)
         except (OSError, ValueError, EOFError, KeyError, TypeError, asyncio.TimeoutError):
             pass  # Not a worker, a worker of another release, or one that died.

@@ -3,7 +3,8 @@
 TensorFlow waits more than ten minutes for a missing worker and ignores signals. The rendezvous ends at a deadline and
 names the missing workers. Each worker opens its port, so that no other program takes it, and connects to rank 0 only:
 
-    to rank 0:  {"rank": 1, "host": ..., "must_match": {...}, ...}     its report: `me` in `rendezvous`
+    to rank 0:  {"rank": 1, "host": ..., "must_match": {...}, ...}     its report: `me` in `rendezvous`, and `dialled`,
+                                    the host name or address under which it has reached rank 0
     from it:    {"token": the name of a file in the workdir}
     to rank 0:  {"unseen": path of the workdir if it does not appear there, or ""}; {"stopped": "SIGTERM"}, at any time
     from it:    {"members": [...]} or {"error": ..., "message": ...}     its decision: decision.py
@@ -24,11 +25,11 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from tfdist.cluster import interruption
-from tfdist.cluster.control import decision, keys, listener, single_worker, wire
+from tfdist.cluster.control import decision, keys, listener, wire
 from tfdist.cluster.control.keys import Key
 from tfdist.cluster.control.wire import Channel
 from tfdist.cluster.discovery import hostlist
@@ -63,7 +64,7 @@ def rendezvous(
     stop: interruption.StopRequest | None = None,
     key: Key | None = None,
 ) -> list[dict[str, Any]]:
-    """Waits until all workers are connected and their values match; every worker calls it before TensorFlow starts.
+    """Waits until all workers are connected and their values match; each of several workers calls it before TensorFlow.
 
     Afterwards the worker's port is free again. If one worker fails, all that are connected raise the same error.
 
@@ -89,15 +90,18 @@ def rendezvous(
         FileNotFoundError: workdir is not the same directory on all workers.
         OSError: a worker's port is in use, or rank 0 cannot write to workdir.
     """
-    if spec.num_workers == 1:
-        return single_worker.members(spec, dict(metadata or {}), stop)
-    stop, path = stop or interruption.StopRequest(), None
+    path = None
     if workdir is not None:  # Workers may start in different directories.
         path = pathlib.Path(os.path.abspath(workdir))
-    me = {"rank": spec.rank, "host": socket.gethostname(), "pid": os.getpid(), "metadata": dict(metadata or {})}
-    must_match = {"number of workers": str(spec.num_workers)} | dict(must_match)
-    # `dialled`: the host name or address under which this worker has reached rank 0.
-    me |= {"must_match": must_match, "exclusive": list(exclusive), "port": spec.port, "dialled": ""}
+    me = {
+        "rank": spec.rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "metadata": dict(metadata or {}),
+        "must_match": {"number of workers": str(spec.num_workers)} | dict(must_match),
+        "exclusive": list(exclusive),
+        "port": spec.port,
+    }
     json.dumps(me)  # Raises if a value is not JSON.
     listener.raise_descriptor_limit()
     key = key or keys.load(spec.job, os.environ)
@@ -109,7 +113,7 @@ def rendezvous(
             own, port_in_use = None, error.errno == errno.EADDRINUSE and spec.launcher != "tf_config"
             failed = _explain_port(spec, error)
         me |= {"failed": failed, "port_in_use": port_in_use}
-        known = {"spec": spec, "key": key, "me": me, "seconds": seconds, "stop": stop}
+        known = {"spec": spec, "key": key, "me": me, "seconds": seconds, "stop": stop or interruption.StopRequest()}
         if spec.rank:
             found = _run(_Follower(**known).follow(own, path))
         elif own:
@@ -139,10 +143,6 @@ class _Chief(_Worker):
     token: str = dataclasses.field(default_factory=lambda: f".tfdist-{secrets.token_hex(8)}")
     # rank -> report, as for `decision.decide`.
     workers: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    # Ranks whose report is complete.
-    ready: set[int] = dataclasses.field(default_factory=set)
-    # Whether a worker cannot join or must stop.
-    bad: bool = False
     # The open connections; a worker closes its connection when it has read the decision.
     channels: set[Channel] = dataclasses.field(default_factory=set)
     # The encoded decision, and how many workers it was sent to.
@@ -154,14 +154,17 @@ class _Chief(_Worker):
     async def lead(self, own: socket.socket, workdir: pathlib.Path | None) -> dict[str, Any]:
         """Returns the decision, after sending it to the others."""
         spec, deadline = self.spec, _now() + self.seconds
-        self._add(0, self.me | {"address": ""})
+        self._add(0, self.me)
         self._note(0, {"unseen": ""})
-        with contextlib.ExitStack() as stack:
-            if workdir is not None and not self.bad:
-                try:
-                    stack.enter_context(_token_file(workdir, self.token))
-                except OSError as error:
-                    self._fail(0, f"workdir cannot be written: {error.strerror}. Received: {str(workdir)!r}")
+        file = workdir and workdir / self.token
+        if file:
+            try:
+                workdir.mkdir(parents=True, exist_ok=True)
+                file.touch()
+            except OSError as error:
+                reason = f"workdir cannot be written: {error.strerror}. Received: {str(workdir)!r}"
+                self._note(0, {"failed": reason})
+        try:
             async with listener.serving(own, self.key, self._serve):
                 log_task = asyncio.ensure_future(_log_while_waiting(self._describe_awaited))
                 while not self._is_complete() and _now() < deadline:
@@ -175,11 +178,15 @@ class _Chief(_Worker):
                 # Workers that connect later would otherwise wait until their deadlines.
                 if "error" in made and _now() < deadline:
                     await self._until(lambda: self.told >= spec.num_workers - 1, _now() + _FAREWELL_SECONDS)
+        finally:
+            if file:
+                with contextlib.suppress(OSError):
+                    file.unlink()
         return made
 
     async def _serve(self, channel: Channel, hello: dict[str, Any]) -> None:
         """Serves a worker until it closes the connection."""
-        rank, worker = hello["rank"], hello | {"address": ""}
+        rank, failed = hello["rank"], hello["failed"]
         if not 0 < rank < self.spec.num_workers:
             raise ValueError(f"rank {rank} of {self.spec.num_workers}")
         if self.decision:
@@ -188,41 +195,37 @@ class _Chief(_Worker):
             self.changed.set()
             await channel.receive_all(lambda message: None)
         if not self.spec.addresses:
-            worker["address"] = self._address(worker, channel.peer)
+            hello["address"] = self._address(hello, channel.writer.get_extra_info("peername")[0])
         if first := self.workers.get(rank):
-            self._fail(rank, decision.same_rank(rank, [first, worker]))
+            self._note(rank, {"failed": decision.same_rank(rank, [first, hello])})
         else:
-            self._add(rank, worker)
+            self._add(rank, hello)
         self.channels.add(channel)
         channel.send({"token": self.token})
         try:
             await channel.receive_all(functools.partial(self._note, rank))
         finally:
             self.channels.discard(channel)
-            if not (first or worker["failed"] or self.decision):  # It has died; perhaps it is restarted.
+            if not (first or failed or self.decision):  # It has died; perhaps it is restarted.
                 del self.workers[rank]
-                self.ready.discard(rank)
             self.changed.set()
 
     def _add(self, rank: int, worker: dict[str, Any]) -> None:
         if worker["must_match"] == self.me["must_match"]:
             worker["must_match"] = self.me["must_match"]  # One copy for a thousand workers.
-        self.workers[rank] = worker | {"stopped": "", "unseen": None}
-        if worker["failed"]:
-            self._fail(rank, worker["failed"])
-
-    def _fail(self, rank: int, reason: str) -> None:
-        self.workers[rank]["failed"], self.bad = reason, True
+        self.workers[rank] = {"address": "", "stopped": "", "unseen": None} | worker
         self.changed.set()
 
     def _note(self, rank: int, message: dict[str, Any]) -> None:
         self.workers[rank] |= message
-        self.bad = self.bad or "stopped" in message
-        self.ready.add(rank)
         self.changed.set()
 
     def _is_complete(self) -> bool:
-        return self.bad or len(self.ready) == self.spec.num_workers
+        """Returns whether all reports are complete, or a worker cannot join or must stop."""
+        found = self.workers.values()
+        if any(worker["failed"] or worker["stopped"] for worker in found):
+            return True
+        return len(found) == self.spec.num_workers and all(worker["unseen"] is not None for worker in found)
 
     def _address(self, worker: dict[str, Any], peer: str) -> str:
         """Derives a worker's address from its connection, and rank 0's from the host that the worker has dialled."""
@@ -376,18 +379,6 @@ async def _log_while_waiting(describe: Callable[[], str]) -> None:
         await asyncio.sleep(begin + seconds - _now())
         if line := describe():
             print(f"tfdist: {line}", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _token_file(workdir: pathlib.Path, name: str) -> Iterator[None]:
-    """Creates workdir and a file in it, which is removed at the end of the `with` block."""
-    workdir.mkdir(parents=True, exist_ok=True)
-    (workdir / name).touch()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            (workdir / name).unlink()
 
 
 def _now() -> float:

@@ -50,11 +50,6 @@ def why_unused(build: Mapping[str, Any], driver: str) -> str:
     )
 
 
-def is_deterministic(env: Mapping[str, str]) -> bool:
-    """Returns whether the environment makes TensorFlow use kernels that add in a fixed order."""
-    return env.get("TF_DETERMINISTIC_OPS") in ("1", "true")
-
-
 def describe(env: Mapping[str, str]) -> dict[str, Any]:
     """Returns what results and speed on this worker's GPUs depend on, as JSON values; {} without GPUs."""
     devices = tf.config.get_visible_devices("GPU")

@@ -25,12 +25,8 @@ class HostGpu:
     memory_mib: int
 
 
-def query() -> tuple[HostGpu, ...]:
-    """Returns the GPUs that this process may use, in the driver's order; () without a working driver."""
-    return _query() or ()
-
-
-def _query() -> tuple[HostGpu, ...] | None:
+def query() -> tuple[HostGpu, ...] | None:
+    """Returns the GPUs that this process may use, in the driver's order; None without a working driver."""
     import pynvml  # Takes about 20 ms.
 
     try:
@@ -58,7 +54,7 @@ def _describe(gpu: "pynvml.c_nvmlDevice_t") -> HostGpu:
 def assigned_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
     """Returns names of this machine's GPUs: the entries of CUDA_VISIBLE_DEVICES, or the UUIDs of all."""
     visible = worker_spec.cuda_devices(env)
-    return tuple(uuid for gpu in query() for uuid in gpu.uuids) if visible is None else visible
+    return tuple(uuid for gpu in query() or () for uuid in gpu.uuids) if visible is None else visible
 
 
 def unused_by_tensorflow(env: Mapping[str, str], proc: Path = _PROC) -> str:
@@ -72,7 +68,7 @@ def unused_by_tensorflow(env: Mapping[str, str], proc: Path = _PROC) -> str:
     """
     if worker_spec.cuda_devices(env) == ():
         return ""
-    found, source = _query(), "NVML"
+    found, source = query(), "NVML"
     if found is None:
         # /proc lists all GPUs of the host, even in a job that has requested none.
         slurm = [name for name in env if name.startswith("SLURM_") and "GPU" in name]

@@ -2,5 +2,5 @@
 
 multi_worker.py connects the workers: rendezvous, strategy, heartbeats, a first all-reduce with a time limit;
 tcp_ring.py sums the gradients of CPU workers; broadcasts.py broadcasts bytes and variables of the chief, and initial
-values; malloc.py keeps freed memory.
+values.
 """

@@ -49,12 +49,10 @@ def assign(
             variable.assign(bits.from_bits(value, variable.dtype))
 
 
-def values_of_chief(
-    strategy: tf.distribute.Strategy, input_signature: Sequence[list[tf.TensorSpec]] | None = None
-) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
+def values_of_chief(strategy: tf.distribute.Strategy) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
     """Compiles a collective that returns the values of the first replica on all workers; their dtypes: see bits.py."""
 
-    @tf.function(autograph=False, input_signature=input_signature)
+    @tf.function(autograph=False, reduce_retracing=True)
     def broadcast(values: list[tf.Tensor]) -> list[tf.Tensor]:
         chosen = strategy.run(
             lambda: [tf.where(replicas.replica_id() == 0, value, tf.zeros_like(value)) for value in values]

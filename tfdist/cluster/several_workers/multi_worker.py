@@ -18,7 +18,7 @@ from tfdist.cluster.devices import eager_context, gpu_software, machine, onednn,
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
 from tfdist.cluster.discovery import gpus, hostlist
 from tfdist.cluster.planning import ClusterPlan, Started
-from tfdist.cluster.several_workers import malloc, tcp_ring
+from tfdist.cluster.several_workers import tcp_ring
 from tfdist.config import patching, user_code
 
 # Seconds to wait for the chief's server: if a worker connects too early, TensorFlow retries only after a second.
@@ -44,11 +44,7 @@ def start(
 ) -> Started:
     """Connects to all other workers; see `strategy.connect`."""
     spec, options, seconds = planned.worker_spec, planned.options, planned.options.connect_seconds
-    details = []
-    # Not for the ring over TCP, which has its own buffers: no difference was measured.
-    over_grpc = planned.device_type == "CPU" and planned.implementation == "ring"
-    if over_grpc and malloc.keep_freed_memory(options, os.environ):
-        details.append("malloc keeps freed memory; disable with --config.cluster.keep_freed_memory=false")
+    notes = []
     listener = watchdog.listen(spec)
     ports = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
     ring_listener = None
@@ -60,27 +56,27 @@ def start(
     # Before the devices are listed, during which a worker may die.
     monitor = watchdog.start(rank=spec.rank, members=members, listener=listener, options=options, key=key)
     planning.configure_devices(planned)
-    details += _add_second_thread(planned, members)
-    software = gpu_software.describe(os.environ)
-    notes = planning.describe_notes(planned, software)
+    details = _add_second_thread(planned, members)
     if len(names := sorted({worker["processor"] for worker in members})) > 1:
         notes.append(f"the workers have different processors, which round differently: {', '.join(names)}")
     with interruption.block_signals():
         if spec.rank:
             _wait_for_server(members[0]["address"])
         strategy = _make_strategy(planned, [worker["address"] for worker in members])
-    monitor.note_started()
+    monitor.tell({"started": True})  # After a loss, this process now ends itself.
     ring = None
     with contextlib.suppress(OSError):  # The workers before and after this one cannot be reached at their ports.
         ring = ring_listener and tcp_ring.connect(spec.rank, members, ring_listener, key, _RING_SECONDS)
-    connected = count_connected(strategy, monitor, _first_seconds(seconds, software), ring is not None)
+    if any(gpu["code"] == "PTX" for gpu in gpu_software.describe(os.environ).get("gpus", ())):
+        seconds = max(seconds, _COMPILE_SECONDS)
+    connected = count_connected(strategy, monitor, seconds, ring is not None)
     if connected == len(members):
         replicas.rings[:] = [ring]
     elif ring_listener:
         if ring is not None:
             ring.close()
         notes.append(f"{len(members) - connected} workers could not connect for the ring over TCP: gRPC is used")
-    return Started(strategy=strategy, members=members, monitor=monitor, notes=notes, details=details)
+    return Started(strategy=strategy, monitor=monitor, notes=notes, details=details)
 
 
 def _rendezvous(
@@ -138,7 +134,6 @@ def _make_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.
     jobs = [collective.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=len(addresses))]
     # Twice the limit of our heartbeats, so that these detect a loss first and name the worker.
     eager_context.configure_coordination(jobs, 2 * planned.options.heartbeat_seconds)
-    eager_context.send_in_large_chunks()
     communication = tf.distribute.experimental.CommunicationImplementation
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=communication.NCCL if planned.implementation == "nccl" else communication.RING
@@ -156,12 +151,6 @@ def _make_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.
             owner = collective.CollectiveAllReduceExtended
             stack.enter_context(patching.patch(owner, "_initialize_local_devices", logical_devices))
         return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver, communication_options=options)
-
-
-def _first_seconds(connect_seconds: float, software: Mapping[str, Any]) -> float:
-    """Returns the time limit of the first all-reduce; `software`: result of `gpu_software.describe` on this worker."""
-    compiles = any(gpu["code"] == "PTX" for gpu in software.get("gpus", ()))
-    return max(connect_seconds, _COMPILE_SECONDS) if compiles else connect_seconds
 
 
 def count_connected(

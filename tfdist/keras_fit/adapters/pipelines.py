@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data import dataset_traits, guard
+from tfdist.keras_fit.adapters import dataset_traits
 
 _MAPS = ("_MapDataset", "_ParallelMapDataset")
 _BATCHES = ("_BatchDataset", "_ParallelBatchDataset")
@@ -101,7 +101,7 @@ def _mapped(dataset: tf.data.Dataset) -> Any:
 def _is_pure(graph: tf.Graph) -> bool:
     """Returns True if a function depends only on its arguments and has no side effects."""
     called = {function.signature.name for function in graph.as_graph_def().library.function}
-    return not any(graph.op_def_for_type(op).is_stateful for op in {*guard.called_ops(graph)} - _PURE_OPS - called)
+    return not any(graph.op_def_for_type(op).is_stateful for op in dataset_traits.ops_of(graph) - _PURE_OPS - called)
 
 
 def last_batch_size(dataset: tf.data.Dataset) -> int | None:

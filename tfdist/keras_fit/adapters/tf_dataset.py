@@ -12,9 +12,8 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters import data_adapter_utils
 
-from tfdist.data import dataset_traits
 from tfdist.keras_fit import messages
-from tfdist.keras_fit.adapters import base, pipelines
+from tfdist.keras_fit.adapters import base, dataset_traits, pipelines
 from tfdist.keras_fit.adapters.base import DataOptions
 from tfdist.keras_fit.adapters.passes import Passes
 from tfdist.keras_fit.adapters.stream import Stream

@@ -12,37 +12,32 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
 def make_spec(
     launcher: str,
     env: Mapping[str, str],
+    names: Sequence[str],
     *,
-    rank: int,
-    num_workers: int,
-    local_rank: int,
-    local_size: int,
     chiefs: Sequence[str],
     job: str,
-    received: Sequence[str],
     port_base: int,
     port_count: int,
 ) -> WorkerSpec:
     """Returns the worker spec if only the host of rank 0 is known, or all workers are on one host.
 
     Args:
-        local_rank: of this worker on its host.
-        local_size: workers on its host.
+        names: the variables that hold rank, number of workers, rank on this host, workers on this host.
         chiefs: the host of rank 0, or several possible hosts; TFDIST_CHIEF overrides them.
         job: the same on all workers, and different for two jobs.
-        received: the variables to name in a message.
 
     Raises:
         ValueError: the numbers are inconsistent, TFDIST_CHIEF is not valid, or workers on several hosts have no chief.
     """
+    rank, num_workers, local_rank, local_size = (variables.integer(env, name) for name in names)
     if not (rank < num_workers and local_rank < local_size <= num_workers):
-        raise ValueError(f"The variables of {launcher} are inconsistent. {variables.say_received(env, received)}")
+        raise ValueError(f"The variables of {launcher} are inconsistent. {variables.say_received(env, names)}")
     first, _ = variables.port_block(port_base, port_count, variables.hash_texts([job]), at_least=1)
     ports = [port_base + (first - port_base + index) % port_count for index in range(local_size)]
     alone = local_size == num_workers
     found = () if alone else _chiefs(env, chiefs, first)
     if not alone and not found:
-        raise ValueError(f"{launcher} does not say on which host rank 0 runs. {variables.say_received(env, received)}")
+        raise ValueError(f"{launcher} does not say on which host rank 0 runs. {variables.say_received(env, names)}")
     if found and rank == 0 and env.get("TFDIST_CHIEF"):
         ports[local_rank] = hostlist.split_address(found[0])[1]
     devices = worker_spec.cuda_devices(env)
@@ -84,21 +79,14 @@ def resolve_torchrun(env: Mapping[str, str], **ports: int) -> WorkerSpec:
     MASTER_PORT is torchrun's own port, which tfdist does not open. Without LOCAL_RANK, as in a pod of Kubernetes, there
     is one worker on each host.
     """
-    local = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
     variables.need(env, NEEDED, "torchrun, or variables of its kind, started this process")
-    defaults = dict(zip(local, "01", strict=True))
-    local_rank, local_size = (variables.integer(defaults | dict(env), name) for name in local)
     # Not the number of restarts, which each host counts separately.
-    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+    of_job = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
     return make_spec(
         "torchrun",
-        env,
-        rank=variables.integer(env, "RANK"),
-        num_workers=variables.integer(env, "WORLD_SIZE"),
-        local_rank=local_rank,
-        local_size=local_size,
+        {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} | dict(env),
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         chiefs=(env["MASTER_ADDR"],),
-        job="/".join(env.get(name, "") for name in names),
-        received=(*NEEDED, *local),
+        job="/".join(env.get(name, "") for name in of_job),
         **ports,
     )

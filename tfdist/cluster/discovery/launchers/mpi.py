@@ -64,24 +64,14 @@ def resolve(env: Mapping[str, str], names: Sequence[str], **ports: int) -> Worke
         names: the variables that hold rank, number of ranks, rank on this host, ranks on this host.
     """
     variables.need(env, names, "An MPI launcher started this process")
-    own_rank, size, local_rank, local_size = (variables.integer(env, name) for name in names)
+    on_one_host = variables.integer(env, names[3]) >= variables.integer(env, names[1])
     job = next((env[name] for name in _MPI_JOB_VARIABLES if env.get(name)), None)
     if job is None:
         # On one host, mpirun or its daemon starts all ranks. On several hosts, ranks have only the batch job in common.
         batch = next((env[name] for name in _BATCH_JOB_VARIABLES if env.get(name)), "")
-        job = f"{batch}/{_launcher_pid(names[2])}" if local_size == size else batch or "mpi"
-    return by_ranks.make_spec(
-        "mpi",
-        env,
-        rank=own_rank,
-        num_workers=size,
-        local_rank=local_rank,
-        local_size=local_size,
-        chiefs=() if local_size >= size or env.get("TFDIST_CHIEF") else _first_hosts(env),
-        job=job,
-        received=names,
-        **ports,
-    )
+        job = f"{batch}/{_launcher_pid(names[2])}" if on_one_host else batch or "mpi"
+    chiefs = () if on_one_host or env.get("TFDIST_CHIEF") else _first_hosts(env)
+    return by_ranks.make_spec("mpi", env, names, chiefs=chiefs, job=job, **ports)
 
 
 def _first_hosts(env: Mapping[str, str]) -> list[str]:

@@ -89,7 +89,12 @@ def functions(dataset: tf.data.Dataset) -> list[Any]:
 
 def ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
     """Returns the types of the ops in the functions of one transformation."""
-    return {op for function in functions(dataset) for op in guard.called_ops(function.graph)}
+    return {op for function in functions(dataset) for op in ops_of(function.graph)}
+
+
+def ops_of(graph: tf.Graph) -> set[str]:
+    """Returns the types of the ops in a graph, and in the functions that it calls."""
+    return {node.op for node in guard.nodes(graph.as_graph_def())}
 
 
 def _is_unordered(dataset: tf.data.Dataset) -> bool:
