@@ -131,6 +131,8 @@ def test_workers_that_cannot_connect_their_ring_use_grpc():
 
 
 @pytest.mark.slow
-def test_two_workers_have_the_same_bits_over_tcp_and_over_grpc(trained, tmp_path):
+def test_two_workers_have_the_same_bits_over_tcp_and_over_grpc(trained, tmp_path, monkeypatch):
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):  # Of downloads: gRPC between workers uses none.
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
     topologies.train(tmp_path, OVER_GRPC, workers=2, devices=1)
     topologies.assert_same_bits(topologies.arrays(trained(2, 1)), topologies.arrays(tmp_path))

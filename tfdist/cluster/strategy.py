@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -40,10 +40,10 @@ def connect(
         OSError: this worker's port is in use, or `workdir` cannot be written or is not shared.
     """
     planned = plan_or_options if isinstance(plan_or_options, ClusterPlan) else plan(plan_or_options)
-    unset_proxies(os.environ)
     if planned.num_workers > 1:
         from tfdist.cluster.several_workers import multi_worker
 
+        os.environ.update(grpc_proxy="")  # gRPC connects workers without a proxy, which downloads may need.
         started = multi_worker.start(planned, must_match or {}, workdir, stop)
     else:
         started = _start_alone(planned, stop)
@@ -68,13 +68,6 @@ def connect(
         roster=roster,
         monitor=started.monitor,
     )
-
-
-def unset_proxies(env: MutableMapping[str, str]) -> None:
-    """Removes proxy variables, which gRPC would use between workers."""
-    for name in [*env]:
-        if name.lower() in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy"):
-            del env[name]
 
 
 def _start_alone(planned: ClusterPlan, stop: interruption.StopRequest | None) -> Started:

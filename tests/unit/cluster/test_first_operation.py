@@ -6,8 +6,6 @@ import socket
 import pytest
 from launching import python
 
-from tfdist.cluster import strategy
-
 
 def run(code):
     return python("-c", f"import tfdist; from tfdist import config as c; {code}", code=None)
@@ -31,10 +29,3 @@ def test_one_worker_imports_nothing_that_several_need():
     assert "control.heartbeat_monitor" in found, done.stderr
     several = ("several_workers", "control.wire", "control.rendezvous", "control.peers", "control.watchdog")
     assert [name for name in found if name.startswith(several)] == []
-
-
-def test_proxies_are_unset():
-    env = dict.fromkeys(["http_proxy", "HTTPS_PROXY", "all_proxy", "grpc_proxy"], "http://proxy:3128")
-    env |= {"no_proxy": "localhost", "PATH": "/bin"}
-    strategy.unset_proxies(env)
-    assert env == {"no_proxy": "localhost", "PATH": "/bin"}

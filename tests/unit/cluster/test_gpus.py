@@ -116,7 +116,7 @@ def test_facts_and_notes():
     (note,) = gpu_software.notes(found)
     assert "no machine code for NVIDIA B200" in note and "CUDA_CACHE_PATH" in note
     # The driver compiles kernels in the first all-reduce: 120 s may not be enough.
-    assert [multi_worker._first_seconds(120.0, one) for one in (found, {})] == [600.0, 120.0]
+    assert [multi_worker.first_seconds(120.0, one) for one in (found, {})] == [600.0, 120.0]
     old = gpu_software.facts([{"device_name": "Tesla K80", "compute_capability": (3, 7)}], build, {})
     assert "no code for Tesla K80" in gpu_software.notes(old)[0]
     assert gpu_software.notes(gpu_software.facts([{}], build, {})) == gpu_software.notes({}) == []

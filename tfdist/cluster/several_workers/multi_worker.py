@@ -67,8 +67,7 @@ def start(
     ring = None
     with contextlib.suppress(OSError):  # The workers before and after this one cannot be reached at their ports.
         ring = ring_listener and tcp_ring.connect(spec.rank, members, ring_listener, key, _RING_SECONDS)
-    if any(gpu["code"] == "PTX" for gpu in gpu_software.describe(os.environ).get("gpus", ())):
-        seconds = max(seconds, _COMPILE_SECONDS)
+    seconds = first_seconds(seconds, gpu_software.describe(os.environ))
     connected = count_connected(strategy, monitor, seconds, ring is not None)
     if connected == len(members):
         replicas.rings[:] = [ring]
@@ -130,6 +129,16 @@ def _add_second_thread(planned: ClusterPlan, members: Sequence[Mapping[str, Any]
 
 
 @planning.explain_late_configuration()
+def first_seconds(seconds: float, gpus: Mapping[str, Any]) -> float:
+    """Returns the time limit of the first all-reduce, longer than `seconds` if the driver compiles kernels for `gpus`.
+
+    Args:
+        gpus: what `gpu_software.describe` returns.
+    """
+    compiles = any(gpu["code"] == "PTX" for gpu in gpus.get("gpus", ()))
+    return max(seconds, _COMPILE_SECONDS) if compiles else seconds
+
+
 def _make_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.Strategy:
     jobs = [collective.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=len(addresses))]
     # Twice the limit of our heartbeats, so that these detect a loss first and name the worker.
