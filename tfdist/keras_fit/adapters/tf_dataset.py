@@ -40,7 +40,8 @@ def adapt_dataset(
         is_indexed: whether they read each batch by its number, whatever was read before.
     """
     dataset = dataset_traits.in_order(pipelines.without_prefetch(dataset))
-    traits, parts = dataset_traits.find(dataset), pipelines.split_before_maps(dataset)
+    traits = dataset_traits.find(dataset)
+    batches, map_rows = pipelines.split_before_maps(dataset)
     unpack = functools.partial(base.unpack, options=options)
     spec = base.spec_of(dataset, unpack)
     if not any(base.have_rows(spec)):
@@ -55,30 +56,29 @@ def adapt_dataset(
         )
     shape = tf.nest.flatten(spec)[0].shape
     static = shape[0] if shape.rank else None
-    known = static or (parts.batch_size if parts else pipelines.last_batch_size(dataset))
+    known = static or pipelines.last_batch_size(dataset)
     sizes = () if known else sizes or _first_batch_sizes(dataset)
-    has_state = traits.has_state and not is_indexed
     return Stream(
         passes=Passes(
-            parts.batches if parts else dataset,
+            batches,
             length,
             steps,
             continues=options.steps is not None,
             restarts=not is_generator,
-            has_state=has_state,
+            has_state=traits.has_state and not is_indexed,
         ),
         steps=steps,
         batch_size=known or next(filter(None, sizes)),
         rows=sizes,
         element_spec=spec,
         unpack=unpack,
-        map_rows=parts.map_rows if parts else lambda rows: rows,
+        map_rows=map_rows or (lambda rows: rows),
         sample_columns=None if made_by_keras else functools.partial(_sample, dataset),
         made_by_code=traits.reads_state,
         size_unknown=length is None and options.steps is None,
         resume_caveat=traits.resume_caveat,
         order_unknown=traits.order_unknown,
-        work_of_all=None if parts or made_by_keras else _work_of_all(dataset),
+        work_of_all=None if map_rows or made_by_keras else _work_of_all(dataset),
     )
 
 
