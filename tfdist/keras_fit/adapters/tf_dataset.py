@@ -46,8 +46,13 @@ def adapt_dataset(
     spec = base.spec_of(dataset, unpack)
     if not any(base.have_rows(spec)):
         raise ValueError("The tf.data.Dataset has single examples: batch it.")
-    length = length or _length(dataset, options)
+    cardinality = int(dataset.cardinality()) if length is None else length
+    if cardinality == tf.data.INFINITE_CARDINALITY and options.steps is None:
+        raise ValueError("The tf.data.Dataset never ends: pass steps_per_epoch (or validation_steps, or steps).")
+    length = cardinality if cardinality >= 0 else None
     steps = options.steps or _count(dataset) if length is None else base.steps_of_epoch(options, length)
+    if steps == 0:
+        raise ValueError("The tf.data.Dataset is empty.")
     if length is not None and length % steps:
         messages.log_once(
             f"{steps} steps per epoch do not divide the {length} batches of the data: a pass continues in the "
@@ -73,7 +78,7 @@ def adapt_dataset(
         element_spec=spec,
         unpack=unpack,
         map_rows=map_rows or (lambda rows: rows),
-        sample_columns=None if made_by_keras else functools.partial(_sample, dataset),
+        sample=(lambda count: {}) if made_by_keras else functools.partial(_sample, dataset),
         made_by_code=traits.reads_state,
         size_unknown=length is None and options.steps is None,
         resume_caveat=traits.resume_caveat,
@@ -123,7 +128,7 @@ def adapt_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Strea
     sizes = tuple(one.shape[0] if len(one.shape) else 0 for one in tf.nest.flatten(samples[0]))
     return dataclasses.replace(
         adapt_dataset(batches, options, sizes=sizes, made_by_keras=True, is_indexed=True),
-        sample_columns=lambda: base.arrays_of(samples[0]),
+        sample=lambda count: base.arrays_of(samples[0]),
         resume_caveat=f"{name}.{hooks[-1]} must do the same in every start and on every worker" if hooks else None,
         on_epoch_begin=data.on_epoch_begin,
         on_epoch_end=data.on_epoch_end,
@@ -144,22 +149,9 @@ def as_tuple(batch: Any) -> tuple | dict:
     return batch
 
 
-def _length(dataset: tf.data.Dataset, options: DataOptions) -> int | None:
-    """Returns the number of batches; None: it is not known, or there is no end."""
-    cardinality = int(dataset.cardinality())
-    if cardinality == tf.data.INFINITE_CARDINALITY and options.steps is None:
-        raise ValueError("The tf.data.Dataset never ends: pass steps_per_epoch (or validation_steps, or steps).")
-    if cardinality == 0:
-        raise ValueError("The tf.data.Dataset is empty.")
-    return cardinality if cardinality > 0 else None
-
-
 def _count(dataset: tf.data.Dataset) -> int:
-    """Counts the batches of a dataset of unknown cardinality, by a pass over a copy; raises ValueError if empty."""
-    batches = int(pipelines.copy(dataset, ordered=True).reduce(tf.constant(0, tf.int64), lambda total, _: total + 1))
-    if batches == 0:
-        raise ValueError("The tf.data.Dataset is empty.")
-    return batches
+    """Counts the batches of a dataset of unknown cardinality, by a pass over a copy."""
+    return int(pipelines.copy(dataset, ordered=True).reduce(tf.constant(0, tf.int64), lambda total, _: total + 1))
 
 
 def _first_batch_sizes(dataset: tf.data.Dataset) -> tuple[int, ...]:
@@ -169,7 +161,7 @@ def _first_batch_sizes(dataset: tf.data.Dataset) -> tuple[int, ...]:
     return tuple(int(size) for size in next(iter(sizes)))
 
 
-def _sample(dataset: tf.data.Dataset) -> dict[str, np.ndarray]:
+def _sample(dataset: tf.data.Dataset, count: int) -> dict[str, np.ndarray]:
     """Returns the seeds of all shuffles, and the columns of the first element before any shuffle, by name."""
     source, seeds = dataset, []
     for one in dataset_traits.transformations(dataset):
