@@ -108,14 +108,14 @@ def fit(
             "the number of batches is unknown before they are read. In this case Keras counts one more step in each "
             "epoch, without an update, so Adam and learning-rate schedules give slightly different values in Keras."
         )
-    validation = None
+    adapters = {"train": data}
     if validation_data is not None:
         parts = keras.utils.unpack_x_y_sample_weight(validation_data)
         if y is not None and parts[1] is None and make_adapter.is_arrays(parts[0]):
             raise ValueError("validation_data must be (x, y) or (x, y, sample_weight), as y is given. Received: only x")
         try:
             size = validation_batch_size or batch_size
-            validation = _data_adapter(model, *parts, batch_size=size, steps=validation_steps)
+            adapters["test"] = _data_adapter(model, *parts, batch_size=size, steps=validation_steps)
         except ValueError as error:
             raise ValueError(f"validation_data: {error}") from None
         make_run.check_functions(model, "test")
@@ -132,9 +132,7 @@ def fit(
         config.checkpoint.export = False
     traced.log_changes("train")
     with interruption.handle_signals(place is not None) as stop, patches.patch_for_run(model) as stack:
-        run = make_run.make_run(
-            cluster, model, config, data, validation, callbacks, verbose, place, stop, stack, initial_epoch
-        )
+        run = make_run.make_run(cluster, model, config, adapters, callbacks, verbose, stop, stack, place, initial_epoch)
         sizes, steps_before = run.feed.sizes, _steps_made(run)
         name = f"{type(model).__name__}.train_step"
         with own_setup.explain_mismatch(name), data_errors.explain(sizes.steps_per_epoch):
@@ -142,7 +140,7 @@ def fit(
     cluster.monitor.stop_timer()
     if code == interruption.EXIT_STOPPED:
         raise SystemExit(code)
-    traced.note_end("train", *(() if validation is None else ("test",)))
+    traced.note_end(*adapters)
     made = sizes.first_step + _steps_made(run) - steps_before
     if made > sizes.first_step:
         data.finish(made)
@@ -199,11 +197,10 @@ def evaluate(
     make_run.traced_values(cluster, model).log_changes("test")
     with patches.patch_for_run(model) as stack:
         stop = interruption.StopRequest()
-        run = make_run.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
-        made_for = make_run.evaluation_key(model, data)
-        services = trainer.make_silent_services(
-            run, lambda steps: make_run.keep_on_model(cluster, model, "evaluation", lambda: steps, *made_for)
-        )
+        run = make_run.make_run(cluster, model, config, {"test": data}, callbacks, verbose, stop, stack)
+        # Kept as long as the context, for which it was made.
+        keep = functools.partial(make_run.keep_on_model, cluster, model, "evaluation")
+        services = trainer.make_silent_services(run, lambda run_steps: keep(lambda: run_steps, id(run.context)))
         logs = trainer.evaluate(services, 0)
     cluster.monitor.stop_timer()
     return dict(sorted(logs.items())) if return_dict else compiled_model.evaluation_result(model, logs)
