@@ -101,8 +101,9 @@ def fit(
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
     shuffle = bool(shuffle) and shuffle != "batch"  # "batch" reorders within a batch, which changes no gradient.
+    as_given = bool(own_setup.overrides(model))
     options = {"batch_size": batch_size, "steps": steps_per_epoch, "class_weight": class_weight, "seed": seed}
-    data = _data_adapter(model, x, y, sample_weight, shuffle=shuffle, **options)
+    data = _data_adapter(x, y, sample_weight, shuffle=shuffle, as_given=as_given, **options)
     if data.size_unknown:
         messages.log_once(
             "the number of batches is unknown before they are read. In this case Keras counts one more step in each "
@@ -115,7 +116,7 @@ def fit(
             raise ValueError("validation_data must be (x, y) or (x, y, sample_weight), as y is given. Received: only x")
         try:
             size = validation_batch_size or batch_size
-            adapters["test"] = _data_adapter(model, *parts, batch_size=size, steps=validation_steps)
+            adapters["test"] = _data_adapter(*parts, batch_size=size, steps=validation_steps, as_given=as_given)
         except ValueError as error:
             raise ValueError(f"validation_data: {error}") from None
         make_run.check_functions(model, "test")
@@ -192,7 +193,8 @@ def evaluate(
         ValueError: an argument is not supported; the message says what to do.
     """
     make_run.check_compiled(cluster, model, "evaluate")
-    data = _data_adapter(model, x, y, sample_weight, batch_size=batch_size, steps=steps)
+    as_given = bool(own_setup.overrides(model))
+    data = _data_adapter(x, y, sample_weight, batch_size=batch_size, steps=steps, as_given=as_given)
     config = make_run.config_of_evaluation(model, data.batch_size)
     make_run.traced_values(cluster, model).log_changes("test")
     with patches.patch_for_run(model) as stack:
@@ -236,15 +238,15 @@ def predict(
     """
     make_run.check_arguments(cluster, model, "predict")
     own_setup.check_graph(model)
-    as_given = predict_lib.takes_data_as_given(model)
-    data = _data_adapter(model, x, batch_size=batch_size, steps=steps, as_given=as_given)
-    predict_lib.check_rows(cluster, model, data.element_spec)
+    data = _data_adapter(x, batch_size=batch_size, steps=steps, as_given=True)
+    (batch_spec,) = data.element_spec
+    predict_lib.check_rows(cluster, model, batch_spec)
     same_data.check_same_data(cluster, data)
     dataset = data.one_pass(trainer.replica_shard(cluster), reset=False)
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
     traced = make_run.traced_values(cluster, model)
     traced.log_changes("predict")
-    make = functools.partial(predict_lib.Predictor, cluster, model, traced, data.element_spec)
+    make = functools.partial(predict_lib.Predictor, cluster, model, traced, batch_spec)
     predictor = make_run.keep_on_model(cluster, model, "prediction", make)
     found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner)
     data.end_epoch()
@@ -262,19 +264,8 @@ def _apply_limit(name: str, given: int | None) -> int | None:
 
 
 def _data_adapter(
-    model: keras.Model,
-    x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
-    *,
-    as_given: bool | None = None,
-    steps: int | None = None,
-    **options: Any,
+    x: Any, y: Any = None, sample_weight: Any = None, *, steps: int | None, **options: Any
 ) -> DataAdapter:
-    """Returns the adapter of data for `model`; `options` are the other fields of `base.DataOptions`."""
-    given = base.DataOptions(
-        **options,
-        steps=_apply_limit("max_steps_per_epoch", steps),
-        as_given=bool(own_setup.overrides(model)) if as_given is None else as_given,
-    )
+    """Returns the adapter of data; `options` are the other fields of `base.DataOptions`."""
+    given = base.DataOptions(**options, steps=_apply_limit("max_steps_per_epoch", steps))
     return make_adapter.make_data_adapter(x, y, sample_weight, given)

@@ -17,7 +17,6 @@ from tfdist.cluster import collective_guard, script_strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import patch
 from tfdist.keras_fit import api, compiled_model, connect, make_run, messages
-from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit.own_step import own_loop, own_setup
 from tfdist.keras_fit.script import script_state
 
@@ -139,7 +138,7 @@ def _methods(
     def predict_on_batch(original: Callable[..., Any], model: keras.Model, x: Any) -> Any:
         size = int(keras.tree.flatten(x)[0].shape[0])
         with script_state.without_counting_draws():
-            if predict_lib.takes_data_as_given(model):  # It gets (x,) from Keras, and x from `predict`.
+            if compiled_model.overrides(model, "predict_step"):  # It gets (x,) from Keras, and x from `predict`.
                 x = tf.data.Dataset.from_tensor_slices((keras.tree.lists_to_tuples(x),)).batch(size)
             return api.predict(cluster, model, x, batch_size=size, verbose=0)
 
