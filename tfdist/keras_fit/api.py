@@ -129,7 +129,8 @@ def fit(
     place, traced = make_run.to_path(workdir), make_run.traced_values(cluster, model)
     if (backup := callbacks_lib.find_backup(callbacks, place)) is not None:
         place = make_run.to_path(backup.backup_dir)
-        config.checkpoint.every = config_lib.Every(**_interval(backup.save_freq))
+        interval = {"epochs": 1} if backup.save_freq == "epoch" else {"steps": backup.save_freq}
+        config.checkpoint.every = config_lib.Every(**interval)
         config.checkpoint.export = False
     traced.log_changes("train")
     with interruption.handle_signals(place is not None) as stop, patches.patch_for_run(model) as stack:
@@ -148,11 +149,6 @@ def fit(
     if backup is not None and backup.delete_checkpoint and cluster.is_chief:
         shutil.rmtree(place)
     return run.hooks.history
-
-
-def _interval(save_freq: str | int) -> dict[str, int]:
-    """Returns the arguments of `Every` for Keras' `save_freq`: "epoch", or a number of batches."""
-    return {"epochs": 1} if save_freq == "epoch" else {"steps": save_freq}
 
 
 def _steps_made(run: trainer.Run) -> int:
