@@ -51,7 +51,6 @@ class Predictor:
                 plain_values.trace_without_effect(model, model.predict_step, element_spec)
             self._divides = self._alone or not probe.may_mix(model) or self._rows_are_independent(element_spec)
         compiled = functools.partial(tf.function, autograph=False, reduce_retracing=True)
-        self._gather_batch = compiled(self._whole_batch)
         self._of_shards = compiled(self._run_shards)
         self._of_batch = compiled(self._run_batch)
 
@@ -64,14 +63,15 @@ class Predictor:
 
         if compiled_model.overrides(self._model, "predict_step"):
             return False
-        flat = [one for one in tf.nest.flatten(element_spec) if one is not None]
-        for index, has in enumerate(base.have_rows(element_spec)):
-            if has and isinstance(flat[index], tf.TensorSpec):  # Later batches may have more rows than one.
-                flat[index] = tf.TensorSpec([None, *flat[index].shape[1:]], flat[index].dtype)
-        left = iter(flat)
-        of_any_size = tf.nest.map_structure(lambda one: one if one is None else next(left), element_spec)
+        divided = iter(base.have_rows(element_spec))
+
+        def of_any_size(spec: Any) -> Any:  # Later batches may have more rows than one.
+            if spec is None or not next(divided) or not isinstance(spec, tf.TensorSpec):
+                return spec
+            return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+
         with plain_values.restore_values(self._model):
-            return not any(probe.mixing_layers(trace, of_any_size))
+            return not any(probe.mixing_layers(trace, tf.nest.map_structure(of_any_size, element_spec)))
 
     def bind(self, iterator: Iterator) -> Callable[[], Any]:
         """Returns a function that predicts the next batch of `iterator`, and returns tensors. Collective.
@@ -112,15 +112,13 @@ class Predictor:
 
     def _run_batch(self, element: Element) -> Any:
         """Computes the whole batch on every replica, and returns the outputs of the first one."""
-        step = tf.autograph.experimental.do_not_convert(self._model.predict_step)
-        outputs = self._cluster.strategy.run(step, args=(self._gather_batch(element)[0],))
-        return gather_lib.of_first_replica(self._cluster, outputs)
 
-    def _whole_batch(self, element: Element) -> Any:
         def rows(element: Element) -> Any:
             return tf.nest.map_structure(lambda part: gather_lib.first_rows(part, element["count"]), element["data"])
 
-        return gather_lib.gather(self._cluster, self._cluster.strategy.run(rows, args=(element,)))
+        step, run = tf.autograph.experimental.do_not_convert(self._model.predict_step), self._cluster.strategy.run
+        (data,) = gather_lib.gather(self._cluster, run(rows, args=(element,)))
+        return gather_lib.of_first_replica(self._cluster, run(step, args=(data,)))
 
 
 def _are_rows(value: Any) -> bool:
