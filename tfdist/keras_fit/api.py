@@ -196,10 +196,7 @@ def evaluate(
     with patches.patch_for_run(model) as stack:
         stop = interruption.StopRequest()
         run = make_run.make_run(cluster, model, config, {"test": data}, callbacks, verbose, stop, stack)
-        # Kept as long as the context, for which it was made.
-        keep = functools.partial(make_run.keep_on_model, cluster, model, "evaluation")
-        services = trainer.make_silent_services(run, lambda run_steps: keep(lambda: run_steps, id(run.context)))
-        logs = trainer.evaluate(services, 0)
+        logs = trainer.evaluate(trainer.make_silent_services(run), 0)
     cluster.monitor.stop_timer()
     return dict(sorted(logs.items())) if return_dict else compiled_model.evaluation_result(model, logs)
 

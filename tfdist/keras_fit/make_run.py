@@ -64,14 +64,20 @@ def make_run(
     _check_targets(model, data)
     as_given = bool(own_setup.overrides(model))
     prepare = functools.partial(own_setup.prepare, cluster, model, config, data, as_given=as_given, stack=stack)
-    traced = traced_values(cluster, model)
+    traced, traced_now = traced_values(cluster, model), set()
+    # Kind of a step -> the function that runs steps. That of an evaluation is kept for later ones.
+    functions: dict[str, Any] = {}
     with traced.as_traced(*data):
         if "train" in data:
             context, more = prepare()
         else:
             test = data["test"]
             made_for = (str(test.element_spec), test.batch_size, test.rows)
-            context, more = keep_on_model(cluster, model, "evaluation_step", prepare, *made_for)
+            (context, more), functions = keep_on_model(cluster, model, "evaluation", lambda: (prepare(), {}), *made_for)
+
+    def call_steps(kind: str, run_steps: Callable[..., Any], *args: Any) -> Any:
+        return traced.run_steps(traced_now, kind, functions.setdefault(kind, run_steps), *args)
+
     more = {**more, **shard_layers.check(cluster, trainer.layers_of_all_depths(model), context.statistics)}
     trainer.make_stateless(model, context.step_count, global_view.replica_of_draws, config.seed)
     # Python code that makes data may draw random numbers while it reads ahead: such draws are not reproducible.
@@ -95,7 +101,7 @@ def make_run(
         train_step=own_objective.train_step,
         replica_of_draws=global_view.replica_of_draws,
         more_variables=more,
-        call_steps=functools.partial(traced.run_steps, set()),
+        call_steps=call_steps,
         advice_if_diverged=_advice_if_diverged,
     )
 
