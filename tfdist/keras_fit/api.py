@@ -33,15 +33,17 @@ from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit.adapters import base, data_errors, make_adapter, same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import own_setup
+from tfdist.keras_fit.script import script_state
 from tfdist.training import api as trainer
 
 
-def _convert_integers(function: Callable) -> Callable:
-    """Returns `function`, with integers of NumPy and TensorFlow in its options converted to Python's."""
+def _as_tfdist_code(function: Callable) -> Callable:
+    """Marks calls as tfdist's code for `tfdist.run`, and converts integers of NumPy and TensorFlow to Python's."""
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        return function(*args, **{name: _as_integer(value) for name, value in options.items()})
+        with script_state.without_counting_draws():
+            return function(*args, **{name: _as_integer(value) for name, value in options.items()})
 
     return call
 
@@ -53,7 +55,7 @@ def _as_integer(value: Any) -> Any:
     return value
 
 
-@_convert_integers
+@_as_tfdist_code
 def fit(
     cluster: Cluster,
     model: keras.Model,
@@ -156,7 +158,7 @@ def _steps_made(run: trainer.Run) -> int:
     return int(keras.ops.convert_to_numpy(run.context.step_count))
 
 
-@_convert_integers
+@_as_tfdist_code
 def evaluate(
     cluster: Cluster,
     model: keras.Model,
@@ -198,10 +200,10 @@ def evaluate(
         run = make_run.make_run(cluster, model, config, {"test": data}, callbacks, verbose, stop, stack)
         logs = trainer.evaluate(trainer.make_silent_services(run), 0)
     cluster.monitor.stop_timer()
-    return dict(sorted(logs.items())) if return_dict else compiled_model.evaluation_result(model, logs)
+    return compiled_model.evaluation_result(model, logs, return_dict)
 
 
-@_convert_integers
+@_as_tfdist_code
 def predict(
     cluster: Cluster,
     model: keras.Model,
