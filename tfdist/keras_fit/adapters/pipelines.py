@@ -29,13 +29,14 @@ _PURE_OPS = {"Assert", "ReadVariableOp", "PartitionedCall", "StatefulPartitioned
 _LATE = ("_RepeatDataset", "_ConcatenateDataset", "CacheDataset", "_ShuffleDataset")
 
 
-def split_before_maps(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, Callable[[Any], Any] | None]:
+def split_before_maps(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
     """Moves the maps of a pipeline after its batches.
 
     Returns:
         The pipeline of batches of unmapped examples, and the function that maps the rows of a batch one by one, nested
-        tensors [rows, ...]; or `dataset` and None, if its maps cannot be moved.
+        tensors [rows, ...]. If the maps cannot be moved: `dataset` itself, and a function that returns its argument.
     """
+    unchanged = dataset, lambda rows: rows
     # The transformations from the end to the first map.
     chain: list[tf.data.Dataset] = []
     one = dataset
@@ -46,12 +47,12 @@ def split_before_maps(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, Callab
         chain.pop()
     maps = [one for one in chain if _is_one_of(_MAPS, one)]
     if not maps:
-        return dataset, None
+        return unchanged
     (batches,) = dataset_traits.inputs(maps[-1])
     specs, mapped_specs = tf.nest.flatten(batches.element_spec), tf.nest.flatten(maps[0].element_spec)
     are_tensors = all(isinstance(spec, tf.TensorSpec) for spec in (*specs, *mapped_specs))
     if not (are_tensors and all(spec.shape.is_fully_defined() for spec in specs)):
-        return dataset, None
+        return unchanged
     for one in reversed(chain):
         if _is_one_of(_BATCHES, one):
             batches = batches.batch(one._batch_size, drop_remainder=one._drop_remainder)

@@ -29,10 +29,8 @@ class Stream(DataAdapter):
 
     passes: Passes
     element_spec: Any
-    # Applied to the rows of a replica: `unpack(batch)` -> (x,), (x, y) or (x, y, sample_weight).
+    # (rows of a replica, as they are read) -> (x,), (x, y) or (x, y, sample_weight).
     unpack: Callable[[Any], tuple]
-    # Applied before `unpack`, to the rows that are read.
-    map_rows: Callable[[Any], Any] = lambda rows: rows
     sample: Callable[[int], dict[str, np.ndarray]] = lambda count: {}
     # Hooks of the data object, called as by Keras.
     on_epoch_begin: Callable[[], None] = lambda: None
@@ -107,7 +105,7 @@ class Stream(DataAdapter):
         elements = _cut(batches, shard)
 
         def finish(element: dict[str, Any]) -> dict[str, Any]:
-            return element | {"data": self.unpack(self.map_rows(element["data"]))}
+            return element | {"data": self.unpack(element["data"])}
 
         rows = -(-self.batch_size // shard.num_replicas)
         calls, buffer = read_ahead.limits(elements.element_spec, rows=rows, local_replicas=shard.local_replicas)

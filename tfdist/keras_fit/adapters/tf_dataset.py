@@ -76,14 +76,13 @@ def adapt_dataset(
         batch_size=known or next(filter(None, sizes)),
         rows=sizes,
         element_spec=spec,
-        unpack=unpack,
-        map_rows=map_rows or (lambda rows: rows),
+        unpack=lambda rows: unpack(map_rows(rows)),
         sample=(lambda count: {}) if made_by_keras else functools.partial(_sample, dataset),
         made_by_code=traits.reads_state,
         size_unknown=length is None and options.steps is None,
         resume_caveat=traits.resume_caveat,
         order_unknown=traits.order_unknown,
-        work_of_all=None if map_rows or made_by_keras else _work_of_all(dataset),
+        work_of_all=None if batches is not dataset or made_by_keras else _work_of_all(dataset),
     )
 
 
