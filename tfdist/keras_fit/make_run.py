@@ -5,7 +5,7 @@ import dis
 import functools
 import numbers
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ def traced_values(cluster: Cluster, model: keras.Model) -> plain_values.TracedVa
     return keep_on_model(cluster, model, "plain_values", lambda: plain_values.TracedValues(model))
 
 
-def _notes(data: Iterable[DataAdapter], *, is_saved: bool, several: bool) -> tuple[str, ...]:
+def _notes(data: Collection[DataAdapter], *, is_saved: bool, several: bool) -> tuple[str, ...]:
     """Returns lines for the log: an inexact resume, an order that may differ from Keras', work that is not divided."""
     first, *_ = data
     caveats = dict.fromkeys(one.resume_caveat for one in data if is_saved and one.resume_caveat is not None)
