@@ -122,16 +122,16 @@ def _compiled_run(cluster: Cluster, model: keras.Model, data: list[Any], stack: 
     """Makes the run of `tfdist.fit` for a compiled model, as it runs on GPUs."""
     own_step = bool(own_setup.overrides(model))
     options = base.DataOptions(batch_size=None if own_step else 8, as_given=own_step)
-    adapter, validation = (make_adapter.make_data_adapter(*data, options) for _ in range(2))
+    adapters = {kind: make_adapter.make_data_adapter(*data, options) for kind in ("train", "test")}
     scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     config = c.Config(
         model={"class": type(model).__name__},
-        data=c.Data(source={"kind": "data"}, batch_size=adapter.batch_size),
+        data=c.Data(source={"kind": "data"}, batch_size=adapters["train"].batch_size),
         train=c.Train(epochs=1, precision="float16" if scaled else "float32"),
         report=c.Report(step_times=False),
     )
     stop = interruption.StopRequest()
-    return make_run.make_run(cluster, model, config, adapter, validation, None, 0, None, stop, stack)
+    return make_run.make_run(cluster, model, config, adapters, None, 0, stop, stack)
 
 
 def make_config(name: str) -> c.Config:

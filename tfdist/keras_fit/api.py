@@ -33,15 +33,17 @@ from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit.adapters import base, data_errors, make_adapter, same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import own_setup
+from tfdist.keras_fit.script import script_state
 from tfdist.training import api as trainer
 
 
-def _convert_integers(function: Callable) -> Callable:
-    """Returns `function`, with integers of NumPy and TensorFlow in its options converted to Python's."""
+def _as_tfdist_code(function: Callable) -> Callable:
+    """Marks calls as tfdist's code for `tfdist.run`, and converts integers of NumPy and TensorFlow to Python's."""
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        return function(*args, **{name: _as_integer(value) for name, value in options.items()})
+        with script_state.without_counting_draws():
+            return function(*args, **{name: _as_integer(value) for name, value in options.items()})
 
     return call
 
@@ -53,7 +55,7 @@ def _as_integer(value: Any) -> Any:
     return value
 
 
-@_convert_integers
+@_as_tfdist_code
 def fit(
     cluster: Cluster,
     model: keras.Model,
@@ -101,21 +103,22 @@ def fit(
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
     shuffle = bool(shuffle) and shuffle != "batch"  # "batch" reorders within a batch, which changes no gradient.
+    as_given = bool(own_setup.overrides(model))
     options = {"batch_size": batch_size, "steps": steps_per_epoch, "class_weight": class_weight, "seed": seed}
-    data = _data_adapter(model, x, y, sample_weight, shuffle=shuffle, **options)
+    data = _data_adapter(x, y, sample_weight, shuffle=shuffle, as_given=as_given, **options)
     if data.size_unknown:
         messages.log_once(
             "the number of batches is unknown before they are read. In this case Keras counts one more step in each "
             "epoch, without an update, so Adam and learning-rate schedules give slightly different values in Keras."
         )
-    validation = None
+    adapters = {"train": data}
     if validation_data is not None:
         parts = keras.utils.unpack_x_y_sample_weight(validation_data)
         if y is not None and parts[1] is None and make_adapter.is_arrays(parts[0]):
             raise ValueError("validation_data must be (x, y) or (x, y, sample_weight), as y is given. Received: only x")
         try:
             size = validation_batch_size or batch_size
-            validation = _data_adapter(model, *parts, batch_size=size, steps=validation_steps)
+            adapters["test"] = _data_adapter(*parts, batch_size=size, steps=validation_steps, as_given=as_given)
         except ValueError as error:
             raise ValueError(f"validation_data: {error}") from None
         make_run.check_functions(model, "test")
@@ -128,13 +131,12 @@ def fit(
     place, traced = make_run.to_path(workdir), make_run.traced_values(cluster, model)
     if (backup := callbacks_lib.find_backup(callbacks, place)) is not None:
         place = make_run.to_path(backup.backup_dir)
-        config.checkpoint.every = config_lib.Every(**_interval(backup.save_freq))
+        interval = {"epochs": 1} if backup.save_freq == "epoch" else {"steps": backup.save_freq}
+        config.checkpoint.every = config_lib.Every(**interval)
         config.checkpoint.export = False
     traced.log_changes("train")
     with interruption.handle_signals(place is not None) as stop, patches.patch_for_run(model) as stack:
-        run = make_run.make_run(
-            cluster, model, config, data, validation, callbacks, verbose, place, stop, stack, initial_epoch
-        )
+        run = make_run.make_run(cluster, model, config, adapters, callbacks, verbose, stop, stack, place, initial_epoch)
         sizes, steps_before = run.feed.sizes, _steps_made(run)
         name = f"{type(model).__name__}.train_step"
         with own_setup.explain_mismatch(name), data_errors.explain(sizes.steps_per_epoch):
@@ -142,7 +144,7 @@ def fit(
     cluster.monitor.stop_timer()
     if code == interruption.EXIT_STOPPED:
         raise SystemExit(code)
-    traced.note_end("train", *(() if validation is None else ("test",)))
+    traced.note_end(*adapters)
     made = sizes.first_step + _steps_made(run) - steps_before
     if made > sizes.first_step:
         data.finish(made)
@@ -151,17 +153,12 @@ def fit(
     return run.hooks.history
 
 
-def _interval(save_freq: str | int) -> dict[str, int]:
-    """Returns the arguments of `Every` for Keras' `save_freq`: "epoch", or a number of batches."""
-    return {"epochs": 1} if save_freq == "epoch" else {"steps": save_freq}
-
-
 def _steps_made(run: trainer.Run) -> int:
     """Returns the number of steps of all runs of this model, including those before a restart."""
     return int(keras.ops.convert_to_numpy(run.context.step_count))
 
 
-@_convert_integers
+@_as_tfdist_code
 def evaluate(
     cluster: Cluster,
     model: keras.Model,
@@ -194,22 +191,19 @@ def evaluate(
         ValueError: an argument is not supported; the message says what to do.
     """
     make_run.check_compiled(cluster, model, "evaluate")
-    data = _data_adapter(model, x, y, sample_weight, batch_size=batch_size, steps=steps)
+    as_given = bool(own_setup.overrides(model))
+    data = _data_adapter(x, y, sample_weight, batch_size=batch_size, steps=steps, as_given=as_given)
     config = make_run.config_of_evaluation(model, data.batch_size)
     make_run.traced_values(cluster, model).log_changes("test")
     with patches.patch_for_run(model) as stack:
         stop = interruption.StopRequest()
-        run = make_run.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
-        made_for = make_run.evaluation_key(model, data)
-        services = trainer.make_silent_services(
-            run, lambda steps: make_run.keep_on_model(cluster, model, "evaluation", lambda: steps, *made_for)
-        )
-        logs = trainer.evaluate(services, 0)
+        run = make_run.make_run(cluster, model, config, {"test": data}, callbacks, verbose, stop, stack)
+        logs = trainer.evaluate(trainer.make_silent_services(run), 0)
     cluster.monitor.stop_timer()
-    return dict(sorted(logs.items())) if return_dict else compiled_model.evaluation_result(model, logs)
+    return compiled_model.evaluation_result(model, logs, return_dict)
 
 
-@_convert_integers
+@_as_tfdist_code
 def predict(
     cluster: Cluster,
     model: keras.Model,
@@ -239,15 +233,15 @@ def predict(
     """
     make_run.check_arguments(cluster, model, "predict")
     own_setup.check_graph(model)
-    as_given = predict_lib.takes_data_as_given(model)
-    data = _data_adapter(model, x, batch_size=batch_size, steps=steps, as_given=as_given)
-    predict_lib.check_rows(cluster, model, data.element_spec)
+    data = _data_adapter(x, batch_size=batch_size, steps=steps, as_given=True)
+    (batch_spec,) = data.element_spec
+    predict_lib.check_rows(cluster, model, batch_spec)
     same_data.check_same_data(cluster, data)
     dataset = data.one_pass(trainer.replica_shard(cluster), reset=False)
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
     traced = make_run.traced_values(cluster, model)
     traced.log_changes("predict")
-    make = functools.partial(predict_lib.Predictor, cluster, model, traced, data.element_spec)
+    make = functools.partial(predict_lib.Predictor, cluster, model, traced, batch_spec)
     predictor = make_run.keep_on_model(cluster, model, "prediction", make)
     found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner)
     data.end_epoch()
@@ -265,19 +259,8 @@ def _apply_limit(name: str, given: int | None) -> int | None:
 
 
 def _data_adapter(
-    model: keras.Model,
-    x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
-    *,
-    as_given: bool | None = None,
-    steps: int | None = None,
-    **options: Any,
+    x: Any, y: Any = None, sample_weight: Any = None, *, steps: int | None, **options: Any
 ) -> DataAdapter:
-    """Returns the adapter of data for `model`; `options` are the other fields of `base.DataOptions`."""
-    given = base.DataOptions(
-        **options,
-        steps=_apply_limit("max_steps_per_epoch", steps),
-        as_given=bool(own_setup.overrides(model)) if as_given is None else as_given,
-    )
+    """Returns the adapter of data; `options` are the other fields of `base.DataOptions`."""
+    given = base.DataOptions(**options, steps=_apply_limit("max_steps_per_epoch", steps))
     return make_adapter.make_data_adapter(x, y, sample_weight, given)

@@ -65,10 +65,9 @@ def make_callbacks(
         if not isinstance(callback, keras.callbacks.BackupAndRestore | keras.callbacks.ProgbarLogger):
             callbacks.append(callback)
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
-    if not script_state.in_script():
-        return trainer.CallbackRunner(cluster, model, callbacks, bar, params)
-    script = functools.partial(script_state.tfdist_code, by_tfdist=False)
-    return trainer.CallbackRunner(cluster, model, callbacks, bar, params, script, saves_draws)
+    in_script = script_state.in_script()
+    script = functools.partial(script_state.tfdist_code, by_tfdist=False) if in_script else None
+    return trainer.CallbackRunner(cluster, model, callbacks, bar, params, script, saves_draws and in_script)
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):

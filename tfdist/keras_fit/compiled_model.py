@@ -42,8 +42,10 @@ def compile_loss_weights(model: keras.Model) -> Any:
     return None if losses(model) is None else losses(model)._user_loss_weights
 
 
-def evaluation_result(model: keras.Model, logs: dict[str, float]) -> Any:
-    """Returns `logs` in the form of `Model.evaluate`: a list in the order of the metrics, or one number."""
+def evaluation_result(model: keras.Model, logs: dict[str, float], return_dict: bool) -> Any:
+    """Returns `logs` in the form of `Model.evaluate`: a dict, a list in the order of the metrics, or one number."""
+    if return_dict:
+        return dict(sorted(logs.items()))
     names: list[str] = []
     for metric in model.metrics:
         names += [one.name for one in metric.metrics] if metric is metrics(model) else [metric.name]

@@ -37,51 +37,53 @@ def make_run(
     cluster: Cluster,
     model: keras.Model,
     config: config_lib.Config,
-    adapter: DataAdapter,
-    validation: DataAdapter | None,
+    data: dict[str, DataAdapter],
     callbacks: Any,
     verbose: str | int,
-    workdir: Path | None,
     stop: interruption.StopRequest,
     stack: contextlib.ExitStack,
+    workdir: Path | None = None,
     initial_epoch: int = 0,
 ) -> trainer.Run:
-    """Makes a run of a compiled model that trains on `adapter`.
+    """Makes a run of a compiled model.
 
     Args:
-        validation: evaluated after epochs; if it is `adapter`, the run does not train.
+        data: "train" -> the training data, and "test" -> the data that is evaluated after epochs, if there is any; or
+            only "test" -> the data of an evaluation.
         callbacks: what Keras accepts as `callbacks`. They are made after the model is built.
         stack: restores what the run replaces in the model.
 
     Raises:
         ValueError: the model was not made in the cluster's scope, or the workers have different data.
     """
-    saved = workdir is not None and validation is not adapter
-    guarded = guard.Guarded(several_workers=cluster.num_workers > 1, saved=saved, is_script=True)
+    several = cluster.num_workers > 1
+    guarded = guard.Guarded(several_workers=several, saved=workdir is not None, is_script=True)
     stack.callback(guard.begin, guard.begin(guarded))
-    adapters = [adapter] if validation is None or validation is adapter else [adapter, validation]
-    for one in adapters:
+    for one in data.values():
         same_data.check_same_data(cluster, one)
-    kinds = {} if validation is adapter else {"train": adapter}
-    kinds |= {} if validation is None else {"test": validation}
-    _check_targets(model, kinds)
+    _check_targets(model, data)
     as_given = bool(own_setup.overrides(model))
-    prepare = functools.partial(own_setup.prepare, cluster, model, config, kinds, as_given=as_given, stack=stack)
-    traced = traced_values(cluster, model)
-    with traced.as_traced(*kinds):
-        if "train" in kinds:
+    prepare = functools.partial(own_setup.prepare, cluster, model, config, data, as_given=as_given, stack=stack)
+    traced, traced_now = traced_values(cluster, model), set()
+    # Kind of a step -> the function that runs steps. That of an evaluation is kept for later ones.
+    functions: dict[str, Any] = {}
+    with traced.as_traced(*data):
+        if "train" in data:
             context, more = prepare()
         else:
-            context, more = keep_on_model(cluster, model, "evaluation_step", prepare, *evaluation_key(model, adapter))
+            test = data["test"]
+            made_for = (str(test.element_spec), test.batch_size, test.rows)
+            (context, more), functions = keep_on_model(cluster, model, "evaluation", lambda: (prepare(), {}), *made_for)
+
+    def call_steps(kind: str, run_steps: Callable[..., Any], *args: Any) -> Any:
+        return traced.run_steps(traced_now, kind, functions.setdefault(kind, run_steps), *args)
+
     more = {**more, **shard_layers.check(cluster, trainer.layers_of_all_depths(model), context.statistics)}
     trainer.make_stateless(model, context.step_count, global_view.replica_of_draws, config.seed)
-    compares = workdir is not None
-    feed = _make_feed(cluster, config, adapter, validation, initial_epoch, compares=compares)
     # Python code that makes data may draw random numbers while it reads ahead: such draws are not reproducible.
-    made_by_code = any(one.made_by_code for one in adapters)
-    fit = {"epochs": round(config.train.epochs), "steps": adapter.steps, "saves_draws": not made_by_code}
-    runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, **fit)
-    console = "events" if verbose and (workdir is not None or cluster.num_workers > 1) else "nothing"
+    made_by_code = any(one.made_by_code for one in data.values())
+    feed = _make_feed(cluster, config, data, initial_epoch, compares=workdir is not None)
+    fit = {"epochs": round(config.train.epochs), "steps": feed.sizes.steps_per_epoch, "saves_draws": not made_by_code}
     return trainer.Run(
         config=config,
         workdir=workdir,
@@ -89,14 +91,17 @@ def make_run(
         stop=stop,
         context=context,
         feed=feed,
-        hooks=runner,
+        hooks=callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, **fit),
         is_script=True,
         checks_draws=not made_by_code,
-        log=trainer.Log(console=console, notes=_notes(cluster, adapters, workdir)),
+        log=trainer.Log(
+            console="events" if verbose and (workdir is not None or several) else "nothing",
+            notes=_notes(data.values(), is_saved=workdir is not None, several=several),
+        ),
         train_step=own_objective.train_step,
         replica_of_draws=global_view.replica_of_draws,
         more_variables=more,
-        call_steps=functools.partial(traced.run_steps, set()),
+        call_steps=call_steps,
         advice_if_diverged=_advice_if_diverged,
     )
 
@@ -106,12 +111,12 @@ def traced_values(cluster: Cluster, model: keras.Model) -> plain_values.TracedVa
     return keep_on_model(cluster, model, "plain_values", lambda: plain_values.TracedValues(model))
 
 
-def _notes(cluster: Cluster, adapters: list[DataAdapter], workdir: Path | None) -> tuple[str, ...]:
+def _notes(data: Collection[DataAdapter], *, is_saved: bool, several: bool) -> tuple[str, ...]:
     """Returns lines for the log: an inexact resume, an order that may differ from Keras', work that is not divided."""
-    caveats = dict.fromkeys(one.resume_caveat for one in adapters if one.resume_caveat is not None)
-    notes = [f"An exact resume needs care: {one}." for one in caveats if workdir is not None]
-    works = adapters[0].work_of_all if cluster.num_workers > 1 else None
-    return (*notes, *(text for text in (adapters[0].order_unknown, works) if text))
+    first, *_ = data
+    caveats = dict.fromkeys(one.resume_caveat for one in data if is_saved and one.resume_caveat is not None)
+    notes = [f"An exact resume needs care: {one}." for one in caveats]
+    return (*notes, *(text for text in (first.order_unknown, first.work_of_all if several else None) if text))
 
 
 def _advice_if_diverged(in_data: bool) -> str:
@@ -122,11 +127,6 @@ def _advice_if_diverged(in_data: bool) -> str:
         "Lower the learning rate, or clip the gradients with the optimizer's global_clipnorm, and start again in "
         "another workdir. Only arrays were searched for such values: look for them in other data."
     )
-
-
-def evaluation_key(model: keras.Model, adapter: DataAdapter) -> tuple[Any, ...]:
-    """Returns the properties of the data for which an evaluation is traced: the key under which it is kept."""
-    return str(adapter.element_spec), adapter.batch_size, adapter.rows
 
 
 def keep_on_model(cluster: Cluster, model: keras.Model, purpose: str, make: Callable[[], Any], *depends: Any) -> Any:
@@ -147,16 +147,14 @@ def keep_on_model(cluster: Cluster, model: keras.Model, purpose: str, make: Call
     return kept
 
 
-def _check_targets(model: keras.Model, adapters: dict[str, DataAdapter]) -> None:
+def _check_targets(model: keras.Model, data: Mapping[str, DataAdapter]) -> None:
     """Raises ValueError if a loss of `compile` needs targets, and the data has none."""
-    for adapter in adapters.values():
-        own = own_setup.overrides(model) or compiled_model.overrides(model, "compute_loss")
-        if own or model.loss is None:
-            continue
-        if keras.utils.unpack_x_y_sample_weight(adapter.element_spec)[1] is None:
-            raise ValueError(
-                "The loss of compile(loss=...) needs targets, and the data has none: pass y, or data of (x, y)."
-            )
+    if own_setup.overrides(model) or compiled_model.overrides(model, "compute_loss") or model.loss is None:
+        return
+    if any(keras.utils.unpack_x_y_sample_weight(one.element_spec)[1] is None for one in data.values()):
+        raise ValueError(
+            "The loss of compile(loss=...) needs targets, and the data has none: pass y, or data of (x, y)."
+        )
 
 
 def check_epochs(epochs: int, initial_epoch: int, validation_freq: int | Collection[int]) -> None:
@@ -255,8 +253,7 @@ def check_functions(model: keras.Model, kind: str) -> None:
 def _make_feed(
     cluster: Cluster,
     config: config_lib.Config,
-    adapter: DataAdapter,
-    validation: DataAdapter | None,
+    data: Mapping[str, DataAdapter],
     initial_epoch: int,
     *,
     compares: bool,
@@ -264,10 +261,17 @@ def _make_feed(
     """Makes the input of a run.
 
     Args:
+        data: as for `make_run`.
         compares: whether a resumed run compares its data with those of the earlier start.
     """
-    shard = trainer.replica_shard(cluster)
-    repeat_validation = functools.partial(_repeat_validation, config.evaluation.every, adapter.steps, validation)
+    shard, validation = trainer.replica_shard(cluster), data.get("test")
+    adapter = data.get("train", validation)
+
+    def repeat_validation(epoch: int) -> None:
+        """Repeats on the validation data what an earlier start did to it after this epoch."""
+        due = trainer.DueSteps(config.evaluation.every, adapter.steps)
+        if validation is not None and due.is_due((epoch + 1) * adapter.steps):
+            validation.repeat_pass()
 
     def open_training(start: int, stop: int) -> Iterator[Any] | None:
         if isinstance(adapter, Stream):
@@ -288,7 +292,7 @@ def _make_feed(
         if isinstance(adapter, Stream) and cluster.num_workers > 1 and script_state.in_script():
             _compare_first_batches(cluster, adapter)
 
-    if isinstance(adapter, Stream) and validation is not adapter:
+    if isinstance(adapter, Stream) and adapter is not validation:
         adapter.validate = repeat_validation
         adapter.reset(initial_epoch)
     return Feed(
@@ -305,19 +309,11 @@ def _make_feed(
         iterator_at=iterator_at,
         end_epoch=end_epoch,
         evaluation=None if validation is None else lambda: (validation.one_pass(shard, reset=True), validation.steps),
-        end_evaluation=lambda: None if validation is None else validation.end_epoch(),
+        end_evaluation=lambda: validation.end_epoch(),
         examples=functools.partial(same_data.examples, adapter) if compares else lambda count: Examples(),
         first_nonfinite=functools.partial(adapter.first_nonfinite, shard),
-        find_label=functools.partial(_find_label, {"": adapter, "validation_data: ": validation}, shard),
+        find_label=functools.partial(_find_label, data, shard),
     )
-
-
-def _repeat_validation(
-    every: config_lib.Every, steps_per_epoch: int, validation: DataAdapter | None, epoch: int
-) -> None:
-    """Repeats on the validation data what an earlier start did to it after this epoch."""
-    if validation is not None and trainer.DueSteps(every, steps_per_epoch).is_due((epoch + 1) * steps_per_epoch):
-        validation.repeat_pass()
 
 
 def _compare_first_batches(cluster: Cluster, adapter: Stream) -> None:
@@ -331,14 +327,12 @@ def _compare_first_batches(cluster: Cluster, adapter: Stream) -> None:
         )
 
 
-def _find_label(adapters: Mapping[str, DataAdapter | None], shard: ReplicaShard, label: int) -> str:
-    """Returns the first target with this label, such as "y[17]"; "": none was found. Only arrays are searched.
-
-    Args:
-        adapters: a prefix for the message ("validation_data: ", "" for the training data) -> the adapter of these data.
-    """
-    arrays = {name: one for name, one in adapters.items() if isinstance(one, RandomAccess)}
-    return next((name + place for name, one in arrays.items() if (place := one.find_label(shard, label))), "")
+def _find_label(data: Mapping[str, DataAdapter], shard: ReplicaShard, label: int) -> str:
+    """Returns the first target with this label, such as "y[17]"; "": none was found. Only arrays are searched."""
+    for kind, one in data.items():
+        if isinstance(one, RandomAccess) and (place := one.find_label(shard, label)):
+            return f"validation_data: {place}" if kind == "test" and "train" in data else place
+    return ""
 
 
 def config_of_fit(

@@ -27,8 +27,8 @@ def patch_keras() -> Iterator[None]:
     in_step = functools.partial(functools.partial, global_view.call_in_step)
     with contextlib.ExitStack() as stack:
         for owner, name, replacement in (
-            (keras.layers.Layer, "__call__", _call),
-            (keras.layers.Layer, "add_loss", _add_loss),
+            (keras.layers.Layer, "__call__", functools.partial(_by_view, "call")),
+            (keras.layers.Layer, "add_loss", functools.partial(_by_view, "add_loss")),
             (keras.optimizers.Optimizer, "apply", global_view.apply),
             (keras.optimizers.LossScaleOptimizer, "apply", global_view.apply),
             (keras.Loss, "__call__", in_step(own_rows.call_loss)),
@@ -78,9 +78,10 @@ def _must_see_one_replica(file: str) -> bool:
     return global_view.of_step() is not None and user_code.is_users(file)
 
 
-def _call(original: Callable, layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
+def _by_view(method: str, original: Callable, *args: Any, **keywords: Any) -> Any:
+    """Calls a method of the view while a step is traced, also in a layer; otherwise the original."""
     view = global_view.of_step()
-    return original(layer, *args, **keywords) if view is None else view.call(original, layer, *args, **keywords)
+    return original(*args, **keywords) if view is None else getattr(view, method)(original, *args, **keywords)
 
 
 def _return_last(view: GlobalView, original: Callable, *args: Any) -> Any:
@@ -91,11 +92,6 @@ def _return_last(view: GlobalView, original: Callable, *args: Any) -> Any:
 def _overwrite(original: Callable, optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> None:
     """Calls the original once for all replicas: it updates weights, and Keras calls it in a branch of a replica."""
     trainer.call_once(functools.partial(original, optimizer, variables))
-
-
-def _add_loss(original: Callable, layer: keras.Layer, loss: Any) -> None:
-    view = global_view.of_step()
-    return original(layer, loss) if view is None else view.add_loss(original, layer, loss)
 
 
 def _average_loss(

@@ -25,39 +25,32 @@ from tfdist.keras_fit.whole_batch.rows import Element
 from tfdist.training import api as trainer
 
 
-def takes_data_as_given(model: keras.Model) -> bool:
-    """Returns whether the model has its own `predict_step`, which gets the batches as they are in the data."""
-    return compiled_model.overrides(model, "predict_step")
-
-
 def check_rows(cluster: Cluster, model: keras.Model, element_spec: Any) -> None:
     """Raises ValueError if x seems to have no rows, but other parts of the data have."""
-    x = element_spec[0] if isinstance(element_spec, tuple) else element_spec
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
     of_x = base.have_rows(element_spec)[: len(tf.nest.flatten(x))]
-    if cluster.num_replicas > 1 and not takes_data_as_given(model) and not any(of_x):
+    if cluster.num_replicas > 1 and not compiled_model.overrides(model, "predict_step") and not any(of_x):
         raise ValueError(
             "The data of predict has a known number of rows in x, but not in other parts, so x seems to have no "
             f"rows: pass data of x alone, such as data.map(lambda x, y: x). Received: {element_spec}"
         )
 
 
-def _data_of(model: keras.Model, data: Any) -> Any:
-    return data[0] if takes_data_as_given(model) else data
-
-
 class Predictor:
-    """Runs a model on batches, and gathers its outputs."""
+    """Runs a model on batches, and gathers its outputs.
+
+    Args:
+        element_spec: nested tf.TensorSpec of a global batch, as it is in the data.
+    """
 
     def __init__(self, cluster: Cluster, model: keras.Model, traced: plain_values.TracedValues, element_spec: Any):
         self._cluster, self._model, self._traced = cluster, model, traced
         self._alone = cluster.num_replicas == 1
-        spec = _data_of(model, element_spec)
         with cluster.scope():
             if not model.built:  # A step on several devices cannot build it.
-                plain_values.trace_without_effect(model, model.predict_step, spec)
-            self._divides = self._alone or not probe.may_mix(model) or self._rows_are_independent(spec)
+                plain_values.trace_without_effect(model, model.predict_step, element_spec)
+            self._divides = self._alone or not probe.may_mix(model) or self._rows_are_independent(element_spec)
         compiled = functools.partial(tf.function, autograph=False, reduce_retracing=True)
-        self._gather_batch = compiled(self._whole_batch)
         self._of_shards = compiled(self._run_shards)
         self._of_batch = compiled(self._run_batch)
 
@@ -68,16 +61,17 @@ class Predictor:
             with patches.patch_keras(), global_view.tracing_step(True, view):
                 self._model.predict_step(view.whole_batch(data))
 
-        if takes_data_as_given(self._model):
+        if compiled_model.overrides(self._model, "predict_step"):
             return False
-        flat = [one for one in tf.nest.flatten(element_spec) if one is not None]
-        for index, has in enumerate(base.have_rows(element_spec)):
-            if has and isinstance(flat[index], tf.TensorSpec):  # Later batches may have more rows than one.
-                flat[index] = tf.TensorSpec([None, *flat[index].shape[1:]], flat[index].dtype)
-        left = iter(flat)
-        of_any_size = tf.nest.map_structure(lambda one: one if one is None else next(left), element_spec)
+        divided = iter(base.have_rows(element_spec))
+
+        def of_any_size(spec: Any) -> Any:  # Later batches may have more rows than one.
+            if spec is None or not next(divided) or not isinstance(spec, tf.TensorSpec):
+                return spec
+            return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+
         with plain_values.restore_values(self._model):
-            return not any(probe.mixing_layers(trace, of_any_size))
+            return not any(probe.mixing_layers(trace, tf.nest.map_structure(of_any_size, element_spec)))
 
     def bind(self, iterator: Iterator) -> Callable[[], Any]:
         """Returns a function that predicts the next batch of `iterator`, and returns tensors. Collective.
@@ -108,9 +102,9 @@ class Predictor:
     @tf.autograph.experimental.do_not_convert
     def _on_shard(self, element: Element) -> Any:
         """Returns the outputs of a replica's shard; None if they are not rows of one known shape."""
+        outputs = self._model.predict_step(element["data"][0]) if self._divides else None
         if self._alone:
-            return self._model.predict_step(_data_of(self._model, element["data"]))
-        outputs = self._model.predict_step(_data_of(self._model, element["data"])) if self._divides else None
+            return outputs
         if not all(_are_rows(one) for one in tf.nest.flatten(outputs)):
             return None
         present = tf.cast(element["count"] > 0, tf.int64)  # An empty shard has a blank example.
@@ -118,16 +112,13 @@ class Predictor:
 
     def _run_batch(self, element: Element) -> Any:
         """Computes the whole batch on every replica, and returns the outputs of the first one."""
-        step = tf.autograph.experimental.do_not_convert(self._model.predict_step)
-        data = _data_of(self._model, self._gather_batch(element))
-        outputs = self._cluster.strategy.run(step, args=(data,))
-        return gather_lib.of_first_replica(self._cluster, outputs)
 
-    def _whole_batch(self, element: Element) -> Any:
         def rows(element: Element) -> Any:
             return tf.nest.map_structure(lambda part: gather_lib.first_rows(part, element["count"]), element["data"])
 
-        return gather_lib.gather(self._cluster, self._cluster.strategy.run(rows, args=(element,)))
+        step, run = tf.autograph.experimental.do_not_convert(self._model.predict_step), self._cluster.strategy.run
+        (data,) = gather_lib.gather(self._cluster, run(rows, args=(element,)))
+        return gather_lib.of_first_replica(self._cluster, run(step, args=(data,)))
 
 
 def _are_rows(value: Any) -> bool:

@@ -95,15 +95,11 @@ def make_train_runner(run: Run) -> StepRunner:
     return _make_runner(run, "train", multi_step.make_multi_step_fn(run.context, step, trains=True))
 
 
-def make_evaluation_runner(run: Run, reuse: Callable[[RunSteps], RunSteps] | None = None) -> StepRunner:
-    """Makes the runner of evaluation executions.
-
-    Args:
-        reuse: gets the function that would be compiled; returns it, or one that an earlier call has compiled.
-    """
+def make_evaluation_runner(run: Run) -> StepRunner:
+    """Makes the runner of evaluation executions."""
     step = _guard(run, train_step.evaluation_step, "The evaluation")
     run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(step, run.context), trains=False)
-    return _make_runner(run, "test", run_steps if reuse is None else reuse(run_steps))
+    return _make_runner(run, "test", run_steps)
 
 
 def _guard(run: Run, step: Callable[..., tf.Tensor], name: str) -> Callable[..., tf.Tensor]:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from tfdist.report import ledger as ledger_lib
 from tfdist.report.ledger import Ledger
 from tfdist.report.reporter import Reporter
 from tfdist.training import checkpointing, execution, features
-from tfdist.training.execution import RunSteps
 from tfdist.training.loop_services import LoopServices
 from tfdist.training.reporting import report_run
 from tfdist.training.run import Run
@@ -220,21 +218,20 @@ def make_services(
     checkpointer: AsyncCheckpointer | None,
     lock: WorkdirLock | None = None,
     ledger: Ledger | None = None,
-    reuse: Callable[[RunSteps], RunSteps] | None = None,
 ) -> LoopServices:
-    """Makes the objects that the loop uses; `reuse`: see `execution.make_evaluation_runner`."""
+    """Makes the objects that the loop uses."""
     return LoopServices(
         run=run,
         report=report,
         checkpointer=checkpointer,
         lock=lock,
         train_runner=execution.make_train_runner(run),
-        evaluation_runner=execution.make_evaluation_runner(run, reuse),
+        evaluation_runner=execution.make_evaluation_runner(run),
         ledger=Ledger() if ledger is None else ledger,
         loop_actions=[action for feature in features.ALL for action in feature.loop_actions(run, report)],
     )
 
 
-def make_silent_services(run: Run, reuse: Callable[[RunSteps], RunSteps] | None = None) -> LoopServices:
+def make_silent_services(run: Run) -> LoopServices:
     """As `make_services`, but without reports: for an evaluation whose values are returned to the caller."""
-    return make_services(run, report_run.make_report(run, None), None, reuse=reuse)
+    return make_services(run, report_run.make_report(run, None), None)

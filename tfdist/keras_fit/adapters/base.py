@@ -198,20 +198,15 @@ def unwrap(data: Any) -> Any:
     return data[0] if len(data) == 1 and isinstance(data[0], tuple) else data
 
 
-def name_columns(batch: Any) -> dict[str, Any]:
-    """Returns the tensors of a batch x, (x,), (x, y) or (x, y, sample_weight) under names such as `x["age"]`."""
+def arrays_of(batch: Any) -> dict[str, np.ndarray]:
+    """Returns the arrays of a batch x, (x,), (x, y) or (x, y, sample_weight) under names such as `x["age"]`."""
     found = {}
     for path, value in keras.tree.flatten_with_path(batch if isinstance(batch, tuple) else (batch,)):
         name = _PARTS[path[0]] if path[0] < len(_PARTS) else f"part {path[0]}"
         name += "".join(f"[{key!r}]" for key in path[1:])
         for number, part in enumerate(tf.nest.flatten(value, expand_composites=True)):
-            found[name if number == 0 else f"{name} ({number})"] = part
+            found[name if number == 0 else f"{name} ({number})"] = np.asarray(part)
     return found
-
-
-def arrays_of(batch: Any) -> dict[str, np.ndarray]:
-    """Returns the columns of a batch by name, as arrays."""
-    return {name: np.asarray(part) for name, part in name_columns(batch).items()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import functools
 import numbers
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -30,19 +30,12 @@ def make_data_adapter(x: Any, y: Any, sample_weight: Any, options: DataOptions) 
             raise ValueError(f"{name} must be a whole number and at least 1. Received: {value!r}")
     if options.class_weight is not None and sample_weight is not None:
         raise ValueError("Give either class_weight or sample_weight: class_weight is turned into sample weights.")
-    if not is_arrays(x) and (y is not None or sample_weight is not None):
+    adapt = _adapter_of_batches(x)
+    if adapt is None:
+        return _arrays(x, y, sample_weight, options)
+    if y is not None or sample_weight is not None:
         raise ValueError(f"A {type(x).__name__} contains targets and weights: remove y and sample_weight.")
-    if isinstance(x, tf.data.Dataset):
-        return tf_dataset.adapt_dataset(x, options)
-    if isinstance(x, keras.utils.PyDataset):
-        return tf_dataset.adapt_py_dataset(x, options)
-    if isinstance(x, Iterator):
-        return _generator(x, options)
-    if _is_source(x):
-        return _source(x, options)
-    if _is_of_other_library(x):
-        return _batches_of_keras(x, options)
-    return _arrays(x, y, sample_weight, options)
+    return adapt(x, options)
 
 
 def split(x: Any, y: Any, sample_weight: Any, part: float) -> tuple[tuple, tuple]:
@@ -54,17 +47,22 @@ def split(x: Any, y: Any, sample_weight: Any, part: float) -> tuple[tuple, tuple
 
 def is_arrays(x: Any) -> bool:
     """Returns whether `x` is arrays, and not an object that contains targets as well."""
-    contains_targets = isinstance(x, tf.data.Dataset | keras.utils.PyDataset | Iterator) or _is_source(x)
-    return not contains_targets and not _is_of_other_library(x)
+    return _adapter_of_batches(x) is None
 
 
-def _is_source(x: Any) -> bool:
-    return hasattr(x, "read") and hasattr(x, "__len__")
-
-
-def _is_of_other_library(x: Any) -> bool:
-    """Returns whether `x` is an object that Keras may know, such as a dataset of grain or a DataLoader of torch."""
-    return not keras.tree.is_nested(x) and not array_data_adapter.can_convert_arrays(x)
+def _adapter_of_batches(x: Any) -> Callable[[Any, DataOptions], DataAdapter] | None:
+    """Returns the function that makes the adapter of `x`, which contains targets and weights; None: `x` is arrays."""
+    if isinstance(x, tf.data.Dataset):
+        return tf_dataset.adapt_dataset
+    if isinstance(x, keras.utils.PyDataset):
+        return tf_dataset.adapt_py_dataset
+    if isinstance(x, Iterator):
+        return _generator
+    if hasattr(x, "read") and hasattr(x, "__len__"):
+        return _source
+    # An object that Keras may know, such as a dataset of grain or a DataLoader of torch.
+    is_other = not keras.tree.is_nested(x) and not array_data_adapter.can_convert_arrays(x)
+    return _batches_of_keras if is_other else None
 
 
 def _batches_of_keras(x: Any, options: DataOptions, *, is_generator: bool = False) -> Stream:

@@ -63,14 +63,18 @@ class Passes:
         next_batch = tf.autograph.experimental.do_not_convert(lambda number: self._iterator.get_next())
         return tf.data.Dataset.range(self._steps - first).map(next_batch)
 
-    def begin(self, first: int) -> None:
-        """Begins an epoch, whose batches are read from step `first` on."""
-        self._begin()
+    def begin(self) -> None:
+        """Begins an epoch."""
+        if not (self._continues and self._is_open):
+            self._open()
+        self._seen += self._steps
+
+    def read_from(self, first: int) -> None:
+        """Called before the batches of the epoch are read, from step `first` on."""
         self._skip(self._behind + first)
 
-    def skip_epoch(self, steps: int) -> None:
-        """Begins an epoch and skips its first steps. Reads them only if later batches depend on it."""
-        self._begin()
+    def skip(self, steps: int) -> None:
+        """Skips the first steps of the epoch. Reads them only if later batches depend on it."""
         self._behind += steps
         if self._walks:
             self._skip(self._behind)
@@ -79,11 +83,6 @@ class Passes:
         """Called after the last step of an epoch."""
         if self._length is not None and (not self._continues or self._seen >= self._length):
             self._open()
-
-    def _begin(self) -> None:
-        if not (self._continues and self._is_open):
-            self._open()
-        self._seen += self._steps
 
     def _open(self) -> None:
         variant = tf.data.experimental.to_variant(read_ahead.without_autotuning(self._dataset))

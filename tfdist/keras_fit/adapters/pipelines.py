@@ -4,8 +4,7 @@ Only the chain `shuffle -> map -> batch` is changed: it makes global batches of 
 its rows of them. Each worker reads every other pipeline unchanged.
 """
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import tensorflow as tf
@@ -30,66 +29,58 @@ _PURE_OPS = {"Assert", "ReadVariableOp", "PartitionedCall", "StatefulPartitioned
 _LATE = ("_RepeatDataset", "_ConcatenateDataset", "CacheDataset", "_ShuffleDataset")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """A pipeline whose maps are moved to its end."""
+def split_before_maps(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, Callable[[Any], Any]]:
+    """Moves the maps of a pipeline after its batches.
 
-    # Global batches of unmapped examples.
-    batches: tf.data.Dataset
-    # Functions of one example, in order: flat tensors -> flat tensors.
-    maps: tuple[Callable[..., Any], ...]
-    # Nested tf.TensorSpec of what the last of them returns.
-    mapped_spec: Any
-    batch_size: int
-
-    def map_rows(self, rows: Any) -> Any:
-        """Maps the examples of a replica, nested tensors [rows, ...], one by one."""
-
-        def map_row(flat: list[tf.Tensor]) -> list[tf.Tensor]:
-            for function in self.maps:
-                flat = tf.nest.flatten(function(*flat))
-            return flat
-
-        mapped = tf.map_fn(map_row, tf.nest.flatten(rows), fn_output_signature=tf.nest.flatten(self.mapped_spec))
-        return tf.nest.pack_sequence_as(self.mapped_spec, mapped)
-
-
-def split_before_maps(dataset: tf.data.Dataset) -> Split | None:
-    """Returns the parts of `dataset`, or None if its maps cannot be moved after its batches."""
-    one, batch, maps = dataset, None, []
-    # Transformations to apply to the dataset before the maps, the last one first; and those for which no map was found
-    # yet.
-    above: list[Callable[[tf.data.Dataset], tf.data.Dataset]] = []
-    waiting: list[Callable[[tf.data.Dataset], tf.data.Dataset]] = []
-    while True:
-        kind = type(one).__name__
-        if kind in _FREE:
-            waiting.append(lambda below, one=one, apply=_FREE[kind]: apply(one, below))
-        elif kind in _BATCHES and batch is None:
-            batch = one
-            waiting.append(lambda below, one=one: below.batch(one._batch_size, drop_remainder=one._drop_remainder))
-        elif kind in _MAPS and batch is not None and _is_pure(_mapped(one).graph):
-            maps.append(one)
-            above, waiting = above + waiting, []
-        else:
-            break
+    Returns:
+        The pipeline of batches of unmapped examples, and the function that maps the rows of a batch one by one, nested
+        tensors [rows, ...]. If the maps cannot be moved: `dataset` itself, and a function that returns its argument.
+    """
+    unchanged = dataset, lambda rows: rows
+    # The transformations from the end to the first map.
+    chain: list[tf.data.Dataset] = []
+    one = dataset
+    while _may_be_moved(one, chain):
+        chain.append(one)
         (one,) = dataset_traits.inputs(one)
+    while chain and not _is_one_of(_MAPS, chain[-1]):
+        chain.pop()
+    maps = [one for one in chain if _is_one_of(_MAPS, one)]
     if not maps:
-        return None
-    (source,) = dataset_traits.inputs(maps[-1])
-    specs = tf.nest.flatten(source.element_spec)
-    if not all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs):
-        return None
-    if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(maps[0].element_spec)):
-        return None
-    for step in reversed(above):
-        source = step(source)
-    return Split(
-        batches=source,
-        maps=tuple(map(_mapped, reversed(maps))),
-        mapped_spec=maps[0].element_spec,
-        batch_size=int(tf.get_static_value(batch._batch_size)),
-    )
+        return unchanged
+    (batches,) = dataset_traits.inputs(maps[-1])
+    specs, mapped_specs = tf.nest.flatten(batches.element_spec), tf.nest.flatten(maps[0].element_spec)
+    are_tensors = all(isinstance(spec, tf.TensorSpec) for spec in (*specs, *mapped_specs))
+    if not (are_tensors and all(spec.shape.is_fully_defined() for spec in specs)):
+        return unchanged
+    for one in reversed(chain):
+        if _is_one_of(_BATCHES, one):
+            batches = batches.batch(one._batch_size, drop_remainder=one._drop_remainder)
+        elif one not in maps:
+            batches = _FREE[type(one).__name__](one, batches)
+
+    def map_row(flat: list[tf.Tensor]) -> list[tf.Tensor]:
+        for one in reversed(maps):
+            flat = tf.nest.flatten(_mapped(one)(*flat))
+        return flat
+
+    def map_rows(rows: Any) -> Any:
+        mapped = tf.map_fn(map_row, tf.nest.flatten(rows), fn_output_signature=mapped_specs)
+        return tf.nest.pack_sequence_as(maps[0].element_spec, mapped)
+
+    return batches, map_rows
+
+
+def _may_be_moved(dataset: tf.data.Dataset, later: list[tf.data.Dataset]) -> bool:
+    """Returns whether a transformation may be one of those that are made again; `later`: those that follow it."""
+    is_batched = any(_is_one_of(_BATCHES, one) for one in later)
+    if _is_one_of(_MAPS, dataset):
+        return is_batched and _is_pure(_mapped(dataset).graph)
+    return _is_one_of(_FREE, dataset) or (_is_one_of(_BATCHES, dataset) and not is_batched)
+
+
+def _is_one_of(kinds: Container[str], dataset: tf.data.Dataset) -> bool:
+    return type(dataset).__name__ in kinds
 
 
 def _mapped(dataset: tf.data.Dataset) -> Any:
@@ -106,10 +97,9 @@ def _is_pure(graph: tf.Graph) -> bool:
 
 def last_batch_size(dataset: tf.data.Dataset) -> int | None:
     """Returns the size of the batches that a pipeline ends with; None: another transformation follows them."""
-    while type(dataset).__name__ in _FREE:
+    while _is_one_of(_FREE, dataset):
         (dataset,) = dataset_traits.inputs(dataset)
-    size = getattr(dataset, "_batch_size", None) if type(dataset).__name__ in _BATCHES else None
-    return None if size is None else int(tf.get_static_value(size))
+    return int(tf.get_static_value(dataset._batch_size)) if _is_one_of(_BATCHES, dataset) else None
 
 
 def without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -29,12 +29,9 @@ class Stream(DataAdapter):
 
     passes: Passes
     element_spec: Any
-    # Applied to the rows of a replica: `unpack(batch)` -> (x,), (x, y) or (x, y, sample_weight).
+    # (rows of a replica, as they are read) -> (x,), (x, y) or (x, y, sample_weight).
     unpack: Callable[[Any], tuple]
-    # Applied before `unpack`, to the rows that are read.
-    map_rows: Callable[[Any], Any] = lambda rows: rows
-    # Reads the columns, by name, that workers compare at the start; None: reading would consume them.
-    sample_columns: Callable[[], dict[str, np.ndarray]] | None = None
+    sample: Callable[[int], dict[str, np.ndarray]] = lambda count: {}
     # Hooks of the data object, called as by Keras.
     on_epoch_begin: Callable[[], None] = lambda: None
     on_epoch_end: Callable[[], None] = lambda: None
@@ -51,22 +48,20 @@ class Stream(DataAdapter):
         """Called before a training, whose first epoch is `first`, or an evaluation: Keras calls on_epoch_end there."""
         self.on_epoch_end()
         self.passes.reset()
-        self._epoch = first - 1
+        self._epoch, self._in_epoch = first - 1, False
 
     def begin_epoch(self, epoch: int) -> None:
         """Begins an epoch of training; first repeats the earlier epochs, which an earlier start has made."""
         while self._epoch < epoch:
             if self._in_epoch:
                 self._repeat(self.steps)
-            self._begin(self._epoch + 1)
-
-    def _begin(self, epoch: int) -> None:
-        self._epoch, self._in_epoch, self._was_opened = epoch, True, False
-        self.on_epoch_begin()
+            self._epoch, self._in_epoch, self._was_opened = self._epoch + 1, True, False
+            self.on_epoch_begin()
+            self.passes.begin()
 
     def _repeat(self, steps: int) -> None:
         if not self._was_opened:
-            self.passes.skip_epoch(steps)
+            self.passes.skip(steps)
         if steps == self.steps:
             self.end_epoch()
             self.validate(self._epoch)
@@ -84,23 +79,21 @@ class Stream(DataAdapter):
     def one_pass(self, shard: ReplicaShard, *, reset: bool) -> tf.data.Dataset:
         if reset:
             self.reset(0)
-        self._begin(0)
+        self.begin_epoch(0)
         return self.elements(shard)
 
     def repeat_pass(self) -> None:
         self.reset(0)
-        self._begin(0)
-        self.passes.skip_epoch(self.steps)
-        self.end_epoch()
+        self.finish(self.steps)
 
     def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
-        self._epoch = start // self.steps
-        return self.elements(shard, start % self.steps) if start < stop else self._elements(shard, 0).take(0)
+        self.passes.begin()
+        return self.elements(shard, start % self.steps)
 
     def elements(self, shard: ReplicaShard, first: int = 0) -> tf.data.Dataset:
         """Returns this worker's elements of the epoch that has begun, from step `first` on."""
         self._was_opened = True
-        self.passes.begin(first)
+        self.passes.read_from(first)
         if (shard, first) not in self._made:  # It takes time to trace.
             self._made = {(shard, first): self._elements(shard, first)}
         return self._made[shard, first]
@@ -108,12 +101,11 @@ class Stream(DataAdapter):
     def _elements(self, shard: ReplicaShard, first: int) -> tf.data.Dataset:
         batches = self.passes.batches(first)
         if self.made_by_code:
-            batches = tf.data.Dataset.zip((tf.data.Dataset.range(first, self.steps), batches))
-            batches = batches.map(_convert(self._note_first))
+            batches = batches.enumerate(first).map(_convert(self._note_first))
         elements = _cut(batches, shard)
 
         def finish(element: dict[str, Any]) -> dict[str, Any]:
-            return element | {"data": self.unpack(self.map_rows(element["data"]))}
+            return element | {"data": self.unpack(element["data"])}
 
         rows = -(-self.batch_size // shard.num_replicas)
         calls, buffer = read_ahead.limits(elements.element_spec, rows=rows, local_replicas=shard.local_replicas)
@@ -132,9 +124,6 @@ class Stream(DataAdapter):
         tf.cond(tf.equal(step, 0), lambda: tf.numpy_function(note, parts, tf.int64), lambda: zero)
         return batch
 
-    def sample(self, count: int) -> dict[str, np.ndarray]:
-        return {} if self.sample_columns is None else self.sample_columns()
-
 
 def _cut(batches: tf.data.Dataset, shard: ReplicaShard) -> tf.data.Dataset:
     """Returns for each batch the rows of each local replica; tensors without rows are passed on whole."""
@@ -144,34 +133,33 @@ def _cut(batches: tf.data.Dataset, shard: ReplicaShard) -> tf.data.Dataset:
         batch = batch if isinstance(batches.element_spec, tuple) else batch[0]
 
         def load(local: tf.Tensor) -> dict[str, Any]:
-            flat = tf.nest.flatten(batch)
-            rows = [whole for whole, has in zip(flat, divided, strict=True) if has]
-            totals = [tf.shape(whole, out_type=tf.int64)[0] for whole in rows]
+            flat, replica = tf.nest.flatten(batch), shard.first_replica + local
+            totals = [tf.shape(one, out_type=tf.int64)[0] for one, has in zip(flat, divided, strict=True) if has]
             with tf.control_dependencies(_check_rows(totals, shard.num_replicas)):
-                bounds = [base.shard_bounds(shard.first_replica + local, n, shard.num_replicas) for n in totals]
-            own = [_rows(whole, *one) for whole, one in zip(rows, bounds, strict=True)]
-            for part, whole in zip(own, rows, strict=True):
-                size = whole.shape[0] if isinstance(part, tf.Tensor) and whole.shape.rank else None
-                if size and size % shard.num_replicas == 0:  # As in Keras: a step may read it from the shape.
-                    part.set_shape([size // shard.num_replicas, *whole.shape[1:]])
-            left = iter(own)
-            parts = [next(left) if has else whole for whole, has in zip(flat, divided, strict=True)]
-            return {"data": tf.nest.pack_sequence_as(batch, parts), "count": bounds[0][1], "total": totals[0]}
+                _, count = base.shard_bounds(replica, totals[0], shard.num_replicas)
+                pairs = zip(flat, divided, strict=True)
+                parts = [_rows(one, replica, shard.num_replicas) if has else one for one, has in pairs]
+            return {"data": tf.nest.pack_sequence_as(batch, parts), "count": count, "total": totals[0]}
 
         return tf.data.Dataset.range(shard.local_replicas).map(load)
 
     return batches.flat_map(_convert(shards))
 
 
-def _rows(part: Any, low: tf.Tensor, count: tf.Tensor) -> Any:
-    """Returns `count` rows from `low` on, at least one."""
+def _rows(whole: Any, replica: tf.Tensor, num_replicas: int) -> Any:
+    """Returns the rows of a replica, at least one."""
+    low, count = base.shard_bounds(replica, tf.shape(whole, out_type=tf.int64)[0], num_replicas)
     count = tf.maximum(count, 1)
-    if not isinstance(part, tf.SparseTensor):
-        return part[low : low + count]
-    others = part.dense_shape[1:]
-    sliced = tf.sparse.slice(part, tf.concat([[low], tf.zeros_like(others)], 0), tf.concat([[count], others], 0))
-    sliced.indices.set_shape([None, part.shape.rank])
-    return sliced
+    if isinstance(whole, tf.SparseTensor):
+        others = whole.dense_shape[1:]
+        sliced = tf.sparse.slice(whole, tf.concat([[low], tf.zeros_like(others)], 0), tf.concat([[count], others], 0))
+        sliced.indices.set_shape([None, whole.shape.rank])
+        return sliced
+    part = whole[low : low + count]
+    size = whole.shape[0] if isinstance(whole, tf.Tensor) and whole.shape.rank else None
+    if size and size % num_replicas == 0:  # As in Keras: a step may read it from the shape.
+        part.set_shape([size // num_replicas, *whole.shape[1:]])
+    return part
 
 
 def _check_rows(totals: list[tf.Tensor], replicas: int) -> list[tf.Operation]:

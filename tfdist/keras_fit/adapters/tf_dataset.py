@@ -39,13 +39,19 @@ def adapt_dataset(
         is_indexed: whether they read each batch by its number, whatever was read before.
     """
     dataset = dataset_traits.in_order(pipelines.without_prefetch(dataset))
-    traits, parts = dataset_traits.find(dataset), pipelines.split_before_maps(dataset)
+    traits = dataset_traits.find(dataset)
+    batches, map_rows = pipelines.split_before_maps(dataset)
     unpack = functools.partial(base.unpack, options=options)
     spec = base.spec_of(dataset, unpack)
     if not any(base.have_rows(spec)):
         raise ValueError("The tf.data.Dataset has single examples: batch it.")
-    length = length or _length(dataset, options)
+    cardinality = int(dataset.cardinality()) if length is None else length
+    if cardinality == tf.data.INFINITE_CARDINALITY and options.steps is None:
+        raise ValueError("The tf.data.Dataset never ends: pass steps_per_epoch (or validation_steps, or steps).")
+    length = cardinality if cardinality >= 0 else None
     steps = options.steps or _count(dataset) if length is None else base.steps_of_epoch(options, length)
+    if steps == 0:
+        raise ValueError("The tf.data.Dataset is empty.")
     if length is not None and length % steps:
         messages.log_once(
             f"{steps} steps per epoch do not divide the {length} batches of the data: a pass continues in the "
@@ -54,30 +60,28 @@ def adapt_dataset(
         )
     shape = tf.nest.flatten(spec)[0].shape
     static = shape[0] if shape.rank else None
-    known = static or (parts.batch_size if parts else pipelines.last_batch_size(dataset))
+    known = static or pipelines.last_batch_size(dataset)
     sizes = () if known else sizes or _first_batch_sizes(dataset)
-    has_state = traits.has_state and not is_indexed
     return Stream(
         passes=Passes(
-            parts.batches if parts else dataset,
+            batches,
             length,
             steps,
             continues=options.steps is not None,
             restarts=not is_generator,
-            has_state=has_state,
+            has_state=traits.has_state and not is_indexed,
         ),
         steps=steps,
         batch_size=known or next(filter(None, sizes)),
         rows=sizes,
         element_spec=spec,
-        unpack=unpack,
-        map_rows=parts.map_rows if parts else lambda rows: rows,
-        sample_columns=None if made_by_keras else functools.partial(_sample, dataset),
+        unpack=lambda rows: unpack(map_rows(rows)),
+        sample=(lambda count: {}) if made_by_keras else functools.partial(_sample, dataset),
         made_by_code=traits.reads_state,
         size_unknown=length is None and options.steps is None,
         resume_caveat=traits.resume_caveat,
         order_unknown=traits.order_unknown,
-        work_of_all=None if parts or made_by_keras else _work_of_all(dataset),
+        work_of_all=None if batches is not dataset or made_by_keras else _work_of_all(dataset),
     )
 
 
@@ -122,7 +126,7 @@ def adapt_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Strea
     sizes = tuple(one.shape[0] if len(one.shape) else 0 for one in tf.nest.flatten(samples[0]))
     return dataclasses.replace(
         adapt_dataset(batches, options, sizes=sizes, made_by_keras=True, is_indexed=True),
-        sample_columns=lambda: base.arrays_of(samples[0]),
+        sample=lambda count: base.arrays_of(samples[0]),
         resume_caveat=f"{name}.{hooks[-1]} must do the same in every start and on every worker" if hooks else None,
         on_epoch_begin=data.on_epoch_begin,
         on_epoch_end=data.on_epoch_end,
@@ -143,22 +147,9 @@ def as_tuple(batch: Any) -> tuple | dict:
     return batch
 
 
-def _length(dataset: tf.data.Dataset, options: DataOptions) -> int | None:
-    """Returns the number of batches; None: it is not known, or there is no end."""
-    cardinality = int(dataset.cardinality())
-    if cardinality == tf.data.INFINITE_CARDINALITY and options.steps is None:
-        raise ValueError("The tf.data.Dataset never ends: pass steps_per_epoch (or validation_steps, or steps).")
-    if cardinality == 0:
-        raise ValueError("The tf.data.Dataset is empty.")
-    return cardinality if cardinality > 0 else None
-
-
 def _count(dataset: tf.data.Dataset) -> int:
-    """Counts the batches of a dataset of unknown cardinality, by a pass over a copy; raises ValueError if empty."""
-    batches = int(pipelines.copy(dataset, ordered=True).reduce(tf.constant(0, tf.int64), lambda total, _: total + 1))
-    if batches == 0:
-        raise ValueError("The tf.data.Dataset is empty.")
-    return batches
+    """Counts the batches of a dataset of unknown cardinality, by a pass over a copy."""
+    return int(pipelines.copy(dataset, ordered=True).reduce(tf.constant(0, tf.int64), lambda total, _: total + 1))
 
 
 def _first_batch_sizes(dataset: tf.data.Dataset) -> tuple[int, ...]:
@@ -168,7 +159,7 @@ def _first_batch_sizes(dataset: tf.data.Dataset) -> tuple[int, ...]:
     return tuple(int(size) for size in next(iter(sizes)))
 
 
-def _sample(dataset: tf.data.Dataset) -> dict[str, np.ndarray]:
+def _sample(dataset: tf.data.Dataset, count: int) -> dict[str, np.ndarray]:
     """Returns the seeds of all shuffles, and the columns of the first element before any shuffle, by name."""
     source, seeds = dataset, []
     for one in dataset_traits.transformations(dataset):

@@ -17,7 +17,6 @@ from tfdist.cluster import collective_guard, script_strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import patch
 from tfdist.keras_fit import api, compiled_model, connect, make_run, messages
-from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit.own_step import own_loop, own_setup
 from tfdist.keras_fit.script import script_state
 
@@ -114,18 +113,15 @@ def _methods(
             messages.log_once(
                 f"models that {search} trains are not saved in {workdir}: {search} may skip finished trainings."
             )
-        with script_state.without_counting_draws():
-            return api.fit(cluster, model, **given, workdir=place, seed=seeds.take())
+        return api.fit(cluster, model, **given, workdir=place, seed=seeds.take())
 
     def evaluate(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
-        with script_state.without_counting_draws():
-            return api.evaluate(cluster, model, **_arguments(original, model, args, keywords))
+        return api.evaluate(cluster, model, **_arguments(original, model, args, keywords))
 
     def predict(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
         if cluster_lib.is_on_one_worker():  # In a callback.
             return original(model, *args, **keywords)
-        with script_state.without_counting_draws():
-            return api.predict(cluster, model, **_arguments(original, model, args, keywords))
+        return api.predict(cluster, model, **_arguments(original, model, args, keywords))
 
     def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
         given = _arguments(original, model, args, keywords)
@@ -134,14 +130,13 @@ def _methods(
         make_run.check_functions(model, kind)
         model.reset_metrics()
         logs = own_loop.on_batch(cluster, model, kind, data, given.get("class_weight"))
-        return dict(sorted(logs.items())) if given.get("return_dict") else compiled_model.evaluation_result(model, logs)
+        return compiled_model.evaluation_result(model, logs, given.get("return_dict", False))
 
     def predict_on_batch(original: Callable[..., Any], model: keras.Model, x: Any) -> Any:
         size = int(keras.tree.flatten(x)[0].shape[0])
-        with script_state.without_counting_draws():
-            if predict_lib.takes_data_as_given(model):  # It gets (x,) from Keras, and x from `predict`.
-                x = tf.data.Dataset.from_tensor_slices((keras.tree.lists_to_tuples(x),)).batch(size)
-            return api.predict(cluster, model, x, batch_size=size, verbose=0)
+        if compiled_model.overrides(model, "predict_step"):  # It gets (x,) from Keras, and x from `predict`.
+            x = tf.data.Dataset.from_tensor_slices((keras.tree.lists_to_tuples(x),)).batch(size)
+        return api.predict(cluster, model, x, batch_size=size, verbose=0)
 
     methods = {"fit": fit, "evaluate": evaluate, "predict": predict, "predict_on_batch": predict_on_batch}
     return methods | {"train_on_batch": on_batch, "test_on_batch": on_batch}

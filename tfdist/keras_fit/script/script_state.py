@@ -12,6 +12,7 @@ import os
 import pathlib
 import tempfile
 import threading
+import traceback
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -145,13 +146,8 @@ def line_of_script(path: Any = None) -> str:
 
 def calling_search() -> str:
     """Returns the library of `_SEARCHES` that has called the current code; "": none has."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "").partition(".")[0]
-        if name in _SEARCHES:
-            return name
-        frame = frame.f_back
-    return ""
+    packages = (frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_stack(None))
+    return next((package for package in packages if package in _SEARCHES), "")
 
 
 @functools.cache

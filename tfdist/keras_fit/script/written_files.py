@@ -62,12 +62,9 @@ _WRITING: tuple[tuple[Any, tuple[str, ...], str], ...] = (
     (tf.io, ("write_file",), "filename"),
     (tf.saved_model, ("save",), "export_dir"),
     (tf.data.Dataset, ("save",), "path"),
-)
-# Keras' own, also called by its callbacks.
-_SAVING = (
-    (keras.Model, ("save", "save_weights", "export")),
-    (keras.saving, ("save_model",)),
-    (keras.models, ("save_model",)),
+    (keras.Model, ("save", "save_weights", "export"), "filepath"),
+    (keras.saving, ("save_model",), "filepath"),
+    (keras.models, ("save_model",), "filepath"),
 )
 # Path of a file that the script has open for writing -> the file object.
 _written: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -82,7 +79,6 @@ def write_once(cluster: Cluster) -> Iterator[None]:
     objects = (h5py.File, tf.io.gfile.GFile, tf.io.TFRecordWriter)
     replaced: list[tuple[Any, Sequence[str], Callable[..., Any]]] = [
         *((owner, names, functools.partial(_once, parameter)) for owner, names, parameter in _WRITING),
-        *((owner, names, _save) for owner, names in _SAVING),
         *((owner, ["open"], _open) for owner in (builtins, io)),
         (tarfile, ["bltn_open"], _open),  # Refers to `open` since its import.
         (bz2, ["_builtin_open"], _open),
@@ -135,19 +131,13 @@ def _path(parameter: str, original: Callable[..., Any], args: tuple, keywords: d
 
 
 def _once(parameter: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    path = _path(parameter, original, args, keywords) if script_state.on_all_workers() else None
+    path = _path(parameter, original, args, keywords) if script_state.on_all_workers() else os.devnull
     place = script_state.line_of_script(path)
-    if not place or keywords.get("dir_fd") is not None:
+    # Callbacks of Keras may save a model in a hidden directory, which is not one of the library's own.
+    saves = parameter == "filepath" and not script_state.is_private(path)
+    if not (place or saves) or keywords.get("dir_fd") is not None:
         return original(*args, **keywords)
     return script_state.call_on_owner(f"{place} {original.__name__}", lambda: original(*args, **keywords), path)
-
-
-def _save(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    path = _path("filepath", original, args, keywords) if script_state.on_all_workers() else os.devnull
-    if script_state.is_private(path):
-        return original(*args, **keywords)
-    place = f"{script_state.line_of_script(path)} {original.__name__}"
-    return script_state.call_on_owner(place, lambda: original(*args, **keywords), path)
 
 
 def _warn_of_database(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
