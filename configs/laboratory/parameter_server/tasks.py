@@ -16,7 +16,7 @@ import tensorflow as tf
 from absl import flags, logging
 
 from tfdist import config as config_lib
-from tfdist.cluster import interruption, strategy
+from tfdist.cluster import interruption
 from tfdist.cluster.discovery import hostlist
 
 _KINDS = ("chief", "worker", "ps")
@@ -192,7 +192,7 @@ def _exit_lost(text: str, record: Callable[[str], None]) -> None:
 
 
 def _prepare(env: MutableMapping[str, str]) -> None:
-    strategy.unset_proxies(env)
+    env["grpc_proxy"] = ""  # gRPC connects tasks without a proxy.
     env["GRPC_FAIL_FAST"] = "use_caller"  # Calls to a lost task fail instead of waiting.
 
 
