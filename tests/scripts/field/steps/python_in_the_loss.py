@@ -11,10 +11,6 @@ def ranks(y, p):
     return tf.reduce_mean((1.0 + order[:, None] / 10.0) * tf.square(y - p))
 
 
-def top_error(y, p):
-    return tf.py_function(lambda a, b: np.float32(np.sort(np.abs(a - b), axis=0)[-1, 0]), [y, p], tf.float32)
-
-
 keras.utils.set_random_seed(14)
 x = np.random.rand(40, 3).astype("float32")
 model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(5, "relu"), keras.layers.Dense(1)])
