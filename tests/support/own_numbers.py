@@ -49,6 +49,12 @@ def gradient_by_tape(model, x, y, variables):
     return total, tape.gradient(total, variables)
 
 
+def changed_gradient(change, model, x, y, variables):
+    """Of a loss that `model.total` computes, with a change between the tape and the optimizer."""
+    total, gradients = gradient_by_tape(model, x, y, variables)
+    return total, change(gradients)
+
+
 def gradient_by_persistent_tape(model, x, y, variables):
     """Of the squares of gradients, within the tape that records them."""
     with tf.GradientTape(persistent=True) as tape:
@@ -61,6 +67,13 @@ def norm_of_gradients(model, x, y):
     with tf.GradientTape() as tape:
         loss = model.mse(y, model(x))
     return loss + tf.linalg.global_norm(tape.gradient(loss, model.network.trainable_variables))
+
+
+def penalty_of_inputs(model, x, y):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        predicted = model(x)
+    return model.mse(y, predicted) + 0.1 * tf.reduce_mean(tf.square(tape.gradient(predicted, x)))
 
 
 def two_inner_steps(model, x, y):
@@ -247,7 +260,17 @@ GRADIENTS = (
     *(gradient_by_persistent_tape, gradients_of_features),
     *(gradients_of_the_graph, hessian_of_the_graph, product_of_the_hessian),
 )
+# What steps do with the gradients of a tape.
+CHANGES = {
+    "clipped": lambda gradients: tf.clip_by_global_norm(gradients, 0.1)[0],
+    "signs": lambda gradients: [tf.sign(one) * 0.01 for one in gradients],
+    "normalised": lambda gradients: [one / (tf.norm(one) + 1e-3) for one in gradients],
+}
 CASES = {
+    **{
+        name: functools.partial(Step, penalty_of_inputs, functools.partial(changed_gradient, change))
+        for name, change in CHANGES.items()
+    },
     **{total.__name__: functools.partial(Step, total) for total in TOTALS},
     "attacked_by_sums": functools.partial(Step, functools.partial(attacked, reduce=tf.reduce_sum)),
     "attacked_by_means": functools.partial(Step, functools.partial(attacked, reduce=tf.reduce_mean)),
