@@ -172,8 +172,6 @@ PRIVATE_NAMES = {
     },
     "tfdist.zoo.normalization": {"_flatten_layers": "layers of all depths"},
 }
-# Names of files that collect what belongs nowhere.
-DRAWERS = {"utils", "util", "helpers", "misc", "common"}
 
 
 def modules():
@@ -461,11 +459,6 @@ def test_private_names_of_tensorflow_and_keras_are_those_of_the_list():
     assert {module: names for module, names in found.items() if names} == {
         module: set(names) for module, names in PRIVATE_NAMES.items()
     }
-
-
-def test_there_is_no_drawer():
-    folders = [ROOT / name for name in ("tfdist", "tests", "configs", "docs", "launch")]
-    assert [str(path) for folder in folders for path in folder.rglob("*") if path.stem in DRAWERS] == []
 
 
 def test_each_planted_fault_has_one_place():

@@ -13,7 +13,6 @@ import sys
 import typing
 
 import pytest
-from spec_calls import CALLS
 
 from tfdist import __main__ as tools
 from tfdist import config as config_lib
@@ -42,6 +41,16 @@ FLAGS_OF_OTHERS = {
 }
 # What a run or an installation writes; no files of the repository.
 OUTPUTS = re.compile(r"(runs|workdir|checkpoints|tensorboard|\.venv)(/|$)|\w+\.json$|model\.keras$")
+
+# Spec -> the number of positional arguments with which the framework calls its function, and the keywords that it adds.
+CALLS = {
+    "model": (0, ()),
+    "data.source": (1, ()),
+    "data.prepare": (2, ("training",)),
+    "objective": (2, ("training",)),
+    "optimizer": (1, ()),
+    "learning_rate.schedule": (1, ("total_steps", "warmup_steps")),
+}
 
 
 def documents():

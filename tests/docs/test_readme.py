@@ -3,12 +3,10 @@
 import json
 import pathlib
 import shlex
-import sys
 
-import forked
 import numpy as np
 import pytest
-from launching import REPOSITORY, worker_environment
+from launching import REPOSITORY, python
 from pages import blocks, scripts
 from topologies import records
 
@@ -17,12 +15,9 @@ README = REPOSITORY / "README.md"
 
 def run(command: str, directory: pathlib.Path) -> str:
     """Runs a command of README with this Python, and returns what it printed."""
-    words = [sys.executable if word in ("python", ".venv/bin/python") else word for word in shlex.split(command)]
-    done = forked.run(
-        words, cwd=directory, env=worker_environment(), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    program, *words = shlex.split(command)
+    assert program in ("python", ".venv/bin/python")
+    return python(*words, cwd=directory).stdout
 
 
 def test_the_first_command_trains_as_readme_says_and_then_says_it_is_finished(tmp_path):

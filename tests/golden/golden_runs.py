@@ -1,6 +1,6 @@
 """Starts the golden runs as processes, reads what they leave behind, and compares it with what was recorded.
 
-Uses what users use: command lines, config fields and the files of a workdir. It imports nothing of tfdist.
+Uses what users use: command lines, config fields and the files of a workdir.
 """
 
 import contextlib
@@ -12,10 +12,8 @@ import math
 import os
 import pathlib
 import platform
-import random
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from typing import Any
@@ -24,6 +22,7 @@ import numpy as np
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "support"))  # For record.py, which pytest does not run.
 import processes
+import topologies
 
 # Starts a process; test_golden.py puts one in its place that forks.
 Popen = subprocess.Popen
@@ -110,7 +109,6 @@ _TIMES = ("time", "seconds", "steps", "worker_shares", "slowest_worker", "input_
 _JUMPING = ("accuracy", "top5", "top2", "best")
 # What is compared of the records of `FEATURES`.
 _LOSSES = ("step=", "loss=")
-_REMOVED = ("SLURM", "OMPI_", "PMI_", "PMIX_", "TF_CONFIG", "TFDIST_", "TF_CPP_MIN_LOG_LEVEL", "GOLDEN_")
 # What decides which kernels a processor runs.
 _FLAGS = {
     *("avx", "avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
@@ -147,27 +145,6 @@ def _version(name: str) -> str:
         return importlib.metadata.version(f"{name}-nightly")
 
 
-def _environments(workers: int) -> list[dict[str, str]]:
-    """The environments of the workers, which find each other by TF_CONFIG."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(_REMOVED)}
-    env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
-    if workers == 1:
-        return [env]
-    addresses = [f"localhost:{port}" for port in _free_ports(workers)]
-    tasks = [{"type": "worker", "index": index} for index in range(workers)]
-    return [env | {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task})} for task in tasks]
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that no program uses, outside the range of outgoing connections."""
-    ports: set[int] = set()
-    while len(ports) < count:
-        port = random.randrange(20000, 32000)
-        with contextlib.suppress(OSError), socket.create_server(("localhost", port)):
-            ports.add(port)
-    return sorted(ports)
-
-
 def _run_all(command: list[str], environments: list[dict[str, str]], code: int) -> None:
     """Runs a process in each environment, side by side; all must end with `code`, and none is left behind."""
     commands = [command] * len(environments)
@@ -187,7 +164,7 @@ def train(name: str, topology: str, directory: pathlib.Path, stop_after: int | N
     """
     workers, devices = TOPOLOGIES[topology]
     workdir, result = directory / "workdir", directory / "result.json"
-    environments = _environments(workers)
+    environments = topologies.environments(workers, PYTHONPATH=str(REPOSITORY))
     if stop_after is not None:
         environments = [env | {"GOLDEN_STOP_AFTER": str(stop_after)} for env in environments]
     _run_all(_command(name, directory, devices), environments, 0 if stop_after is None else 75)

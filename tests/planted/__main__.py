@@ -4,7 +4,8 @@
     python -m tests.planted NAME...            some faults
     python -m tests.planted --tests=all NAME   the default tests: slow
 
-A test has found a fault if it fails with it, and passes without. The exit code is 1 if a fault was not found.
+Each fault would harm a user, and the default tests must find it, also after tests were removed. A test has found a
+fault if it fails with it, and passes without. The exit code is 1 if a fault was not found.
 """
 
 import argparse

@@ -13,12 +13,9 @@ disturb this value least. The ratios are to the first line of a network.
 """
 
 import argparse
-import contextlib
-import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -157,26 +154,20 @@ def run(commands: list[tuple[list[str], dict[str, str]]]) -> np.ndarray:
     return np.array([float(found[1]), float(found[2])])
 
 
-def free_addresses(number: int) -> list[str]:
-    """Returns addresses on this machine whose ports are free."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for one in sockets:
-            one.bind(("localhost", 0))
-        return [f"localhost:{one.getsockname()[1]}" for one in sockets]
-
-
 def compare(name: str, batch: int, flags: argparse.Namespace) -> None:
     """Runs the participants in turn, and prints their shortest times."""
     script = [__file__, f"--train={name}:{batch}", f"--precision={flags.precision}"]
     plain, ours = [sys.executable, *script], [sys.executable, "-m", "tfdist.run", *script]
 
     def two_workers() -> list[tuple[list[str], dict[str, str]]]:
-        workers = free_addresses(2)
-        tasks = ({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}} for rank in range(2))
-        return [
-            (["taskset", "-c", str(rank), *ours], {"TF_CONFIG": json.dumps(task)}) for rank, task in enumerate(tasks)
-        ]
+        from tfdist.launch import local_workers  # Here: the script that is compared does not know of tfdist.
+
+        sockets = local_workers.reserve_ports(2)
+        addresses = [f"localhost:{one.getsockname()[1]}" for one in sockets]
+        for one in sockets:
+            one.close()
+        environments = local_workers.environments({}, addresses, [()] * 2)
+        return [(["taskset", "-c", str(rank), *ours], more) for rank, more in enumerate(environments)]
 
     participants = {"tfdist.run": lambda: [(ours, {})]}
     for k in map(int, flags.executions.split(",")):

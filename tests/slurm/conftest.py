@@ -1,7 +1,8 @@
 """What several files of this directory compare with."""
 
+import forked
 import pytest
-from launching import train_alone
+from launching import run_all, train_command, weights, worker_environment
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -12,4 +13,6 @@ def as_started_by_slurm(graph_optimizers):
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory):
     """The weights of one worker that no launcher has started."""
-    return train_alone(tmp_path_factory.mktemp("alone"))
+    workdir = tmp_path_factory.mktemp("alone")
+    run_all([train_command(workdir)], [worker_environment(**{forked.OPTIMIZE: "1"})])
+    return weights(workdir)

@@ -1,11 +1,10 @@
 """The batch file that `tfdist new` writes, submitted as it is to a real Slurm."""
 
 import json
-import sys
 
 import forked
 import pytest
-from launching import worker_environment
+from launching import tfdist, worker_environment
 
 ROWS = "".join(f"{number},{number % 3 + 0.1 * (number % 5)},{'abc'[number % 3]}\n" for number in range(200))
 
@@ -13,9 +12,7 @@ ROWS = "".join(f"{number},{number % 3 + 0.1 * (number % 5)},{'abc'[number % 3]}\
 @pytest.mark.slow
 def test_a_new_project_is_trained_by_its_batch_file(slurm, tmp_path):
     (tmp_path / "t.csv").write_text(f"id,size,kind\n{ROWS}")
-    words = [sys.executable, "-m", "tfdist", "new", "kinds", "--table=t.csv"]
-    done = forked.run(words, cwd=tmp_path, env=worker_environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and "job.sbatch" in done.stdout, done.stdout + done.stderr
+    assert "job.sbatch" in tfdist("new", "kinds", "--table=t.csv", start=forked.run, cwd=tmp_path).stdout
     project = tmp_path / "kinds"
     sbatch = ["sbatch", "--wait", "--cpus-per-task=1", "job.sbatch"]
     done = slurm.run(sbatch, cwd=project, env=worker_environment(), timeout=600)

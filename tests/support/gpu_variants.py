@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import clusters
 import gpu_audit
 import keras
 import numpy as np
@@ -17,6 +16,8 @@ import tensorflow as tf
 from tfdist import config as c
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.control.heartbeat_monitor import HeartbeatMonitor
+from tfdist.cluster.discovery.roster import Roster
 from tfdist.keras_fit import make_run, patches
 from tfdist.keras_fit.adapters import base, make_adapter
 from tfdist.keras_fit.own_step import own_setup
@@ -145,7 +146,15 @@ def make_config(name: str) -> c.Config:
 
 def make_cluster(num_replicas: int) -> Cluster:
     """Returns a cluster of one worker with replicas on the logical devices after the first, which stand for GPUs."""
-    return clusters.of_devices(*(f"/CPU:{1 + index}" for index in range(num_replicas)), implementation="nccl")
+    return Cluster(
+        strategy=tf.distribute.MirroredStrategy([f"/CPU:{1 + index}" for index in range(num_replicas)]),
+        rank=0,
+        num_workers=1,
+        num_replicas=num_replicas,
+        roster=Roster(),
+        monitor=HeartbeatMonitor(rank=0, members=[], options=c.ClusterOptions()),
+        implementation="nccl",
+    )
 
 
 def audited(cluster: Cluster, name: str) -> dict[str, list[list]]:

@@ -16,6 +16,7 @@ import tempfile
 import termios
 import zipfile
 from collections.abc import Callable
+from typing import Any
 
 import forked
 import h5py
@@ -111,31 +112,13 @@ def run_all(
 
 
 def tfdist(
-    *words: os.PathLike | str,
-    code: int = 0,
-    cwd: os.PathLike | str = REPOSITORY,
-    start: Callable[..., subprocess.CompletedProcess] = subprocess.run,
-    timeout: float = 300.0,
-    **variables: str,
+    *words: os.PathLike | str, start: Callable[..., subprocess.CompletedProcess] = subprocess.run, **options: Any
 ) -> subprocess.CompletedProcess:
-    """Runs `python -m tfdist` and these words on the CPU, and asserts its exit code.
+    """Runs `python -m tfdist` and these words as `python` does, with its options.
 
-    Args:
-        *words: the command and its arguments.
-        code: the exit code.
-        cwd: where it runs.
-        start: `forked.run` for a command that imports TensorFlow and whose start is not what is tested.
-        timeout: how many seconds its end is awaited.
-        **variables: more of the environment.
-
-    Returns:
-        The process that has ended, with its `stdout` and `stderr` as texts.
+    `start`: `forked.run` for a command that imports TensorFlow and whose start is not what is tested.
     """
-    command = [sys.executable, "-m", "tfdist", *map(str, words)]
-    env = worker_environment(**variables)
-    done = start(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
+    return python("-m", "tfdist", *words, start=start, **options)
 
 
 def csv_rows(path: pathlib.Path) -> list[dict[str, str]]:
@@ -159,12 +142,6 @@ def on_a_terminal(command: list[str], popen: Callable[..., subprocess.Popen] = f
     text = b"".join(parts).decode(errors="replace")
     assert code == 0, text
     return text
-
-
-def train_alone(workdir: os.PathLike | str) -> dict[str, np.ndarray]:
-    """Trains in a single process, and returns the weights."""
-    run_all([train_command(workdir)], [worker_environment(**{forked.OPTIMIZE: "1"})])
-    return weights(workdir)
 
 
 def weights(workdir: os.PathLike | str) -> dict[str, np.ndarray]:

@@ -49,6 +49,12 @@ def gradient_by_tape(model, x, y, variables):
     return total, tape.gradient(total, variables)
 
 
+def changed_gradient(change, model, x, y, variables):
+    """Of a loss that `model.total` computes, with a change between the tape and the optimizer."""
+    total, gradients = gradient_by_tape(model, x, y, variables)
+    return total, change(gradients)
+
+
 def gradient_by_persistent_tape(model, x, y, variables):
     """Of the squares of gradients, within the tape that records them."""
     with tf.GradientTape(persistent=True) as tape:
@@ -61,6 +67,13 @@ def norm_of_gradients(model, x, y):
     with tf.GradientTape() as tape:
         loss = model.mse(y, model(x))
     return loss + tf.linalg.global_norm(tape.gradient(loss, model.network.trainable_variables))
+
+
+def penalty_of_inputs(model, x, y):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        predicted = model(x)
+    return model.mse(y, predicted) + 0.1 * tf.reduce_mean(tf.square(tape.gradient(predicted, x)))
 
 
 def two_inner_steps(model, x, y):
@@ -129,6 +142,36 @@ def change_of_weights_from_zero(model, x, y):
     return tf.reduce_mean(tf.square(second(hidden + bias) + hidden @ change - y))
 
 
+def all_pairs(model, x, y):
+    """As relation networks: a layer gets all pairs of the batch, so that its rows are no multiple of the batch's."""
+    first, second = model.network.layers
+    features, count = first(x), tf.shape(x)[0]
+    pairs = tf.repeat(features, count, axis=0) - tf.tile(features, [count, 1])
+    return tf.reduce_mean(tf.square(second(pairs) - tf.repeat(y, count, axis=0)))
+
+
+def constant_number_of_rows(model, x, y):
+    """As TensorFlow's DCGAN: noise with as many rows as a full batch, also in the last step, whose batch is smaller."""
+    noise = tf.random.stateless_normal([8, 6], seed=(1, 2))
+    return model.mse(y, model(x)) + tf.reduce_mean(model(noise))
+
+
+def layers_in_branches(model, x, y):
+    """The batch chooses the branch of a layer and the length of a loop; a map has its rows."""
+    first, second = model.network.layers
+    hidden = tf.cond(tf.reduce_mean(x) > 0.0, lambda: first(x), lambda: first(0.5 * x))
+    hidden = tf.while_loop(lambda h: tf.reduce_mean(tf.square(h)) > 0.2, lambda h: [0.8 * h], [hidden])[0]
+    pairs = second(hidden), y
+    return tf.reduce_mean(tf.map_fn(lambda p: tf.norm(p[0] - p[1]), pairs, fn_output_signature=tf.float32))
+
+
+def divided_by_a_running_mean(model, x, y):
+    each = keras.losses.mean_squared_error(y, model(x))
+    mean = tf.stop_gradient(model.seen.total / tf.maximum(model.seen.count, 1.0))
+    model.seen.update_state(each)
+    return tf.reduce_mean(each) / (0.5 + mean)
+
+
 def metric_in_a_branch(model, x, y):
     loss = model.mse(y, model(x))
 
@@ -159,6 +202,19 @@ def loss_of_the_batch_in_a_branch(model, x, y):
     dice, predicted = keras.losses.Dice(), model(x)
     even = model.optimizer.iterations % 2 == 0
     return tf.cond(even, lambda: dice(tf.sigmoid(y), predicted), lambda: dice(y, predicted))
+
+
+def gradients_of_features(model, x, y, variables):
+    """As MGDA: gradients of two losses by the features are mixed, and go on to the first layer."""
+    first, second = model.network.layers
+    with tf.GradientTape(persistent=True) as tape:
+        features = first(x)
+        losses = [model.mse(y, second(features)), tf.reduce_mean(tf.abs(second(features)))]
+    one, other = (tape.gradient(loss, features) for loss in losses)
+    share = tf.reduce_sum((other - one) * other) / tf.reduce_sum(tf.square(one - other))
+    mixed = share * one + (1.0 - share) * other
+    shared = tape.gradient(features, first.trainable_variables, output_gradients=mixed)
+    return losses[0], shared + tape.gradient(losses[0], second.trainable_variables)
 
 
 def gradients_of_the_graph(model, x, y, variables):
@@ -196,11 +252,25 @@ def newton(model, x, y):
 
 TOTALS = (
     *(norm_of_gradients, two_inner_steps, attacked, sums, vectors, moving_averages, loss_with_its_gradient),
-    *(change_of_weights_from_zero, metric_in_a_branch, result_where_it_is_updated),
+    *(change_of_weights_from_zero, metric_in_a_branch, result_where_it_is_updated, all_pairs, layers_in_branches),
+    *(constant_number_of_rows, divided_by_a_running_mean),
     *(loss_of_the_batch_in_a_map, loss_of_the_batch_in_a_branch, newton),
 )
-GRADIENTS = (gradient_by_persistent_tape, gradients_of_the_graph, hessian_of_the_graph, product_of_the_hessian)
+GRADIENTS = (
+    *(gradient_by_persistent_tape, gradients_of_features),
+    *(gradients_of_the_graph, hessian_of_the_graph, product_of_the_hessian),
+)
+# What steps do with the gradients of a tape.
+CHANGES = {
+    "clipped": lambda gradients: tf.clip_by_global_norm(gradients, 0.1)[0],
+    "signs": lambda gradients: [tf.sign(one) * 0.01 for one in gradients],
+    "normalised": lambda gradients: [one / (tf.norm(one) + 1e-3) for one in gradients],
+}
 CASES = {
+    **{
+        name: functools.partial(Step, penalty_of_inputs, functools.partial(changed_gradient, change))
+        for name, change in CHANGES.items()
+    },
     **{total.__name__: functools.partial(Step, total) for total in TOTALS},
     "attacked_by_sums": functools.partial(Step, functools.partial(attacked, reduce=tf.reduce_sum)),
     "attacked_by_means": functools.partial(Step, functools.partial(attacked, reduce=tf.reduce_mean)),

@@ -5,30 +5,20 @@ from keras import ops
 from recording import record
 
 
-class KernelDistance(keras.metrics.Metric):
+class KernelDistance(keras.metrics.Mean):
     """As in Keras' example of diffusion: it compares all examples of a batch, whose number is static."""
-
-    def __init__(self):
-        super().__init__(name="distance")
-        self.tracker = keras.metrics.Mean()
 
     def update_state(self, real, made, sample_weight=None):
         size = real.shape[0]
         others = (1.0 - ops.eye(size)) / (float(size) * (size - 1.0))
         own = sum(ops.sum((one @ ops.transpose(one) + 1.0) ** 3 * others) for one in (real, made))
-        self.tracker.update_state(own - 2.0 * ops.mean((real @ ops.transpose(made) + 1.0) ** 3))
-
-    def result(self):
-        return self.tracker.result()
-
-    def reset_state(self):
-        self.tracker.reset_state()
+        super().update_state(own - 2.0 * ops.mean((real @ ops.transpose(made) + 1.0) ** 3))
 
 
 class Denoiser(keras.Model):
     def __init__(self):
         super().__init__()
-        self.network, self.distance = keras.layers.Dense(6), KernelDistance()
+        self.network, self.distance = keras.layers.Dense(6), KernelDistance(name="distance")
 
     def call(self, x):
         return self.network(x)

@@ -1,6 +1,5 @@
 """After TensorFlow's "Distributed Input", "Distributed training" and strategy.gather."""
 
-import keras
 import numpy as np
 import tensorflow as tf
 from recording import record
@@ -65,11 +64,3 @@ ones = float(mirrored_strategy.reduce("MEAN", values, axis=None))
 local = mirrored_strategy.experimental_local_results(values)
 record(sums=sums, gathered=gathered, means=means, losses=losses, ones=ones, local=float(local[0]))
 record(weight=weight.numpy(), seen=seen.numpy(), inside=tf.distribute.in_cross_replica_context())
-with mirrored_strategy.scope():
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.layers.Dense(1, input_shape=(1,))])
-    model.compile(loss="mse", optimizer="sgd")
-data = tf.data.Dataset.from_tensors(([1.0], [1.0])).repeat(100).batch(10)
-record(history=model.fit(data, epochs=2, verbose=0).history, evaluated=model.evaluate(data, verbose=0))
-arrays = np.ones((100, 1)), np.ones((100, 1))
-record(history=model.fit(*arrays, epochs=2, batch_size=10, verbose=0).history, weights=model.get_weights())

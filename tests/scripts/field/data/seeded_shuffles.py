@@ -23,8 +23,11 @@ def train(dataset, **options):
     return model.fit(dataset, epochs=2, verbose=0, **options).history["loss"]
 
 
+keras.utils.set_random_seed(7)
+of_global_seed = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(10).batch(7, drop_remainder=True)
 sampled = tf.data.Dataset.sample_from_datasets([half(0, 1).repeat(), half(24, 2).repeat()], [0.3, 0.7], seed=3)
 record(
+    of_global_seed=train(of_global_seed),
     sampled=train(sampled.batch(8).map(double), steps_per_epoch=5),
     joined=train(half(0, 1).concatenate(half(24, 2)).batch(8).map(double)),
 )

@@ -6,11 +6,14 @@ from recording import record
 
 
 class Seen(keras.layers.Layer):
+    """Updates a metric of the whole batch, and one in a map over its rows."""
+
     def __init__(self):
         super().__init__()
-        self.seen = keras.metrics.Mean(name="seen")
+        self.spread, self.seen = keras.metrics.Mean(name="spread"), keras.metrics.Mean(name="seen")
 
     def call(self, x):
+        self.spread.update_state(keras.ops.std(x))
         return tf.map_fn(lambda row: (self.seen.update_state(row), row)[1], x)
 
 
