@@ -568,10 +568,13 @@ class GlobalView:
         if line not in self.plan.updating_branches:
             return original(pred, *branches, **options)
         if self.recording:
-            raise ValueError(
-                f"A branch of tf.cond updates variables while a tf.GradientTape records, in {line}\n"
-                "Put the update after the tape's block."
-            )
+            try:
+                return original(pred, *branches, **options)  # Of variables, a replica may update those of metrics.
+            except RuntimeError as error:
+                raise ValueError(
+                    f"A branch of tf.cond updates variables while a tf.GradientTape records, in {line}\n"
+                    "Put the update after the tape's block."
+                ) from error
         # All replicas take the branch of the first one.
         first = tf.cast(pred, tf.int32) * tf.cast(tf.equal(replicas_lib.replica_id(), 0), tf.int32)
         chosen = trainer.sum_differentiable(first) > 0
