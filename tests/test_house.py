@@ -136,6 +136,9 @@ PRIVATE_NAMES = {
         "_overwrite_model_variables_with_average_value": "replaced, for the same reason",
     },
     "tfdist.keras_fit.script.ending": {"_shutdown": "Python's: how threads end before what atexit calls"},
+    "tfdist.keras_fit.whole_batch.global_view": {
+        "_keras_logits": "Keras computes losses of a gathered softmax from its gathered logits",
+    },
     "tfdist.keras_fit.whole_batch.own_rows": {
         "keras.src.losses.loss": "Keras divides a loss by the examples of one replica (keras#19891)",
     },

@@ -205,6 +205,13 @@ def own_strategy(built: keras.Model) -> Any:
         return built.distribute_strategy
 
 
+def loss_of_logits() -> float:
+    """The loss of a probability of exp(-50), which is 0 in float32."""
+    probabilities = tf.constant([[1.0, 0.0]])
+    probabilities._keras_logits = tf.constant([[50.0, 0.0]])
+    return float(keras.losses.sparse_categorical_crossentropy([1], probabilities)[0])
+
+
 def added_losses() -> list[Any]:
     """What a layer keeps its losses in, after it has added one."""
     layer = keras.layers.ActivityRegularization(l2=0.1)
@@ -257,6 +264,7 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
     # TensorFlow reads it where a replica assigns a value.
     "_aggregation": (lambda m: own_aggregation(), 7.0),
     "_distribute_strategy": (own_strategy, "of the model"),
+    "_keras_logits": (lambda m: loss_of_logits(), 50.0),
     "_losses": (lambda m: len(added_losses()), 1),
     # Python ends by it.
     "_shutdown": (lambda m: [*inspect.signature(threading._shutdown).parameters], []),

@@ -412,6 +412,9 @@ class GlobalView:
         if self.plan.is_static and isinstance(whole, tf.Tensor):
             whole.set_shape([int(per_example * self.plan.batch), *whole.shape[1:]])
         self.wholes[id(whole)] = _Whole(whole, own, number, per_example)
+        logits = getattr(own, "_keras_logits", None)
+        if logits is not None:  # Losses of Keras compute from these, which are more exact than a softmax.
+            whole._keras_logits = self.whole_of(logits, per_example)
         return whole
 
     def _gather(self, own: tf.Tensor, per_example: fractions.Fraction | int) -> tf.Tensor:
