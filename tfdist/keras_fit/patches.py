@@ -46,14 +46,13 @@ def patch_keras() -> Iterator[None]:
             (tf.compat.v1, "gradients", in_step(_gradients)),
             (tf, "hessians", in_step(_refuse("tf.hessians"))),
             (tf.autodiff.ForwardAccumulator, "__init__", in_step(_refuse("tf.autodiff.ForwardAccumulator"))),
-            *one_replica.REPLACED,
             (tf.nn, "compute_average_loss", in_step(_average_loss)),
             (tf.nn, "scale_regularization_loss", in_step(_return_last)),
             (tf.GradientTape, "__enter__", in_step(_enter)),
             (tf.GradientTape, "__exit__", in_step(_exit)),
         ):
             stack.enter_context(patch(owner, name, replacement))
-        stack.enter_context(trainer.show_one_replica(_must_see_one_replica))
+        stack.enter_context(one_replica.show_one_replica())
         yield
 
 
@@ -71,11 +70,6 @@ def patch_for_run(model: keras.Model) -> Iterator[contextlib.ExitStack]:
         undo.callback(trainer.restore_seed_generators, model)
         shard_layers.keep_losses_of_each_replica(trainer.layers_of_all_depths(model))
         yield stack
-
-
-def _must_see_one_replica(file: str) -> bool:
-    """Returns whether code of `file` is the user's and runs in a step, where it must see one replica."""
-    return global_view.of_step() is not None and user_code.is_users(file)
 
 
 def _call(original: Callable, layer: keras.Layer, *args: Any, **keywords: Any) -> Any:

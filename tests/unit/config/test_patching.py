@@ -44,8 +44,8 @@ OWNERS = {
     "keras_fit/patches.py": "classes and modules of Keras and TensorFlow",
     "keras_fit/script/model_methods.py": "classes and modules of Keras and TensorFlow",
     "keras_fit/script/written_files.py": "functions and classes that write files",
+    "keras_fit/whole_batch/one_replica.py": "`tf.distribute.Strategy`, `tf.distribute.ReplicaContext`",
     "keras_fit/whole_batch/probe.py": "modules `keras.random` and `tf.random`",
-    "training/step/collectives.py": "`tf.distribute.Strategy`, `tf.distribute.ReplicaContext`",
 }
 
 
