@@ -60,7 +60,7 @@ class OwnStepObjective(trainer.Objective):
         """
         rows = rows_lib.rows_of(shard, self.batch_sizes[kind])
         discovered = self.train if kind == "train" else self.test
-        view = GlobalView(rows=rows, plan=discovered.plan, average=average, xla=bool(self.model.jit_compile))
+        view = GlobalView(rows=rows, plan=discovered.plan, average=average)
         with (
             # Summaries have the same names as in Keras, without the name of the loop over steps.
             tf.compat.v1.name_scope(None),
@@ -92,9 +92,9 @@ class OwnStepObjective(trainer.Objective):
 
     @property
     def _views_batch(self) -> bool:
-        """Whether steps are traced under the global view: for several replicas, XLA, or tables with dense gradients."""
+        """Whether steps are traced under the global view: for several replicas, or tables with dense gradients."""
         sums_rows = any(getattr(one, "dense_gradient", False) for one in self.model.variables)
-        return self.cluster.num_replicas > 1 or sums_rows or bool(self.model.jit_compile)
+        return self.cluster.num_replicas > 1 or sums_rows
 
     def flush(self) -> None:
         """Adds what the steps have added since the last call to the metrics. Collective."""

@@ -27,7 +27,6 @@ from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.config import patching, text, user_code
 from tfdist.keras_fit import messages
 from tfdist.keras_fit.whole_batch import rows as rows_lib
-from tfdist.keras_fit.whole_batch import shard_layers
 from tfdist.keras_fit.whole_batch.rows import Rows
 from tfdist.training import api as trainer
 
@@ -127,10 +126,6 @@ class GlobalView:
     reduces: bool = False
     # Set while the losses of a model are summed: each is this replica's part.
     in_parts: bool = False
-    # Whether XLA compiles each call of a layer; whether it does so now; the losses that the layer adds meanwhile.
-    xla: bool = False
-    compiles: bool = False
-    losses: list[Any] = dataclasses.field(default_factory=list)
     # The bytes of each gather, and the line of the user's code.
     gathered: list[tuple[int, str]] = dataclasses.field(default_factory=list)
     # What this replica adds to the variables of metrics.
@@ -192,9 +187,8 @@ class GlobalView:
             return self._call_whole(original, layer, *args, **keywords)
         args, keywords = tf.nest.pack_sequence_as((args, keywords), self.rows_of_arguments(flat, decided))
         with patching.set_in_block(self, in_layer=True, on_rows=layer):
-            run = self._by_xla if self.xla and not self.discovers else lambda call, *given: call(*given)
             first = self.num_operations()
-            outputs = run(lambda args, keywords: original(layer, *args, **keywords), args, keywords)
+            outputs = original(layer, *args, **keywords)
             self.in_layers.append((first, self.num_operations()))
         flat = tf.nest.flatten(outputs)
         if self.discovers:
@@ -204,28 +198,6 @@ class GlobalView:
         flat = [self._checked(*pair, layer) for pair in zip(flat, decided.unknown, strict=True)]
         pairs = zip(flat, decided.outputs, strict=True)
         return tf.nest.pack_sequence_as(outputs, [self._output(one, per_example) for one, per_example in pairs])
-
-    def _by_xla(self, call: Callable[..., Any], *given: Any) -> Any:
-        """Calls a layer compiled by XLA, with its gradients; masks and added losses are further outputs of it."""
-        kept: dict[str, Any] = {}
-
-        @tf.function(jit_compile=True, autograph=False)
-        def compiled(tensors: list[Any]) -> tuple[Any, list[Any], list[Any]]:
-            found = iter(tensors)
-            outputs = call(*tf.nest.pack_sequence_as(given, [next(found) if _is_tensor(one) else one for one in flat]))
-            masks = [rows_lib.mask_of(one) if isinstance(one, tf.Tensor) else None for one in tf.nest.flatten(outputs)]
-            kept.update(masked=[one is not None for one in masks], places=[place for place, _ in self.losses])
-            return outputs, [one for one in masks if one is not None], [loss for _, loss in self.losses]
-
-        flat = tf.nest.flatten(given)
-        with patching.set_in_block(self, losses=[], compiles=True):
-            outputs, masks, losses = compiled([one for one in flat if _is_tensor(one)])
-        for (layer, index), loss in zip(kept["places"], losses, strict=True):
-            shard_layers.added_losses(layer)[index] = self._whole_loss(loss)
-        masks = iter(masks)
-        for one, masked in zip(tf.nest.flatten(outputs), kept["masked"], strict=True):
-            rows_lib.with_mask(one, next(masks) if masked else None)
-        return outputs
 
     def _call_whole(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
         alone = trainer.reduce_context(lambda value: value), trainer.shard_present(None)
@@ -356,15 +328,9 @@ class GlobalView:
 
     def add_loss(self, original: Callable[..., None], layer: keras.Layer, loss: Any) -> None:
         """Replaces `add_loss` of a layer: what it adds on this replica's rows becomes a loss of the global batch."""
-        if self.compiles:
-            before = len(shard_layers.added_losses(layer)[:])
-            original(layer, loss)
-            added = enumerate(shard_layers.added_losses(layer)[:])
-            self.losses += [((layer, index), one) for index, one in added if index >= before]
-        elif self.on_rows is not None and not self.in_inner_graph:
-            original(layer, [self._whole_loss(one) for one in keras.tree.flatten(loss)])
-        else:
-            original(layer, loss)
+        if self.on_rows is not None and not self.in_inner_graph:
+            loss = [self._whole_loss(one) for one in keras.tree.flatten(loss)]
+        original(layer, loss)
 
     def _whole_loss(self, loss: Any) -> tf.Tensor:
         """Returns the mean of a scalar over the examples of all replicas, or the sum of one value per example."""
