@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import patching, text
+from tfdist.config import patching, text, user_code
 from tfdist.config.patching import patch
 from tfdist.data import autograph
 from tfdist.keras_fit import compiled_model, messages
@@ -75,9 +75,13 @@ def discover(
         if name == "test_step":
             raise ValueError(f"test_step applies the optimizer {optimizer.name!r}: an evaluation must not train.")
         view = global_view.of_step()
-        if view is not None and view.in_inner_graph:
+        if view.in_inner_graph:
             if tf.compat.v1.get_default_graph() is not view.branch:
-                global_view.refuse_apply(optimizer)
+                raise ValueError(
+                    f"The optimizer {optimizer.name!r} is applied inside a tf.while_loop, a nested tf.cond or a "
+                    f"tf.function of its own, in {user_code.current_line()}\nAll replicas must apply together: apply "
+                    "in train_step itself or in a tf.cond of it, and in Python loops if there are several."
+                )
             view.branch_updates = True
         applied.setdefault(id(optimizer), (optimizer, list(variables or ())))
 

@@ -61,11 +61,8 @@ class Probe(GlobalView):
             self.numbers += [(words, one) for one in floating if one.shape.rank == 0]
         super().add_loss(original, layer, loss)
 
-    def note_update_in_layer(self, metric: keras.Metric) -> None:
-        """Logs nothing: the trace of the step itself logs it."""
-
-    def _measure(self) -> None:
-        """Logs nothing: this graph also has calls of layers that the step does not make."""
+    def log(self, text: str) -> None:
+        """Logs nothing: the trace of the step itself does, without the calls that are made to compare."""
 
     def draw_constant(self, original: Callable[..., tf.Tensor], *args: Any, **options: Any) -> tf.Tensor:
         """Replaces a function that draws: returns one constant in the shape and dtype of the draw."""
