@@ -33,6 +33,9 @@ def patch_keras() -> Iterator[None]:
             (keras.optimizers.LossScaleOptimizer, "apply", global_view.apply),
             (keras.Loss, "__call__", in_step(own_rows.call_loss)),
             (keras.Model, "compute_loss", in_step(own_rows.compute_loss)),
+            (own_rows.keras_loss, "reduce_weighted_values", own_rows.reduce_loss),
+            (own_rows.keras_loss, "scale_loss_for_distribution", own_rows.scale_loss),
+            (own_rows.keras_loss, "unscale_loss_for_distribution", own_rows.scale_loss),
             (keras.optimizers.Optimizer, "_all_reduce_sum_gradients", in_step(_return_last)),
             (keras.optimizers.Optimizer, "_overwrite_model_variables_with_average_value", _overwrite),
             (cond_ops, "cond", global_view.cond),
@@ -63,7 +66,6 @@ def patch_for_run(model: keras.Model) -> Iterator[contextlib.ExitStack]:
         trainer.restore_methods(getattr(model.optimizer, "inner_optimizer", model.optimizer)),
         restore_attributes(),
         contextlib.ExitStack() as undo,
-        own_rows.patch_losses(),
         patch_keras(),
         contextlib.ExitStack() as stack,
     ):

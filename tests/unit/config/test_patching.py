@@ -22,7 +22,6 @@ OBJECTS = {
     "gen_random_ops": "module `gen_random_ops`",
     "generator": "seed generators of Keras",
     "getattr(owner, name)": "refused strategies of `tf.distribute`",
-    "keras_loss": "module `keras.src.losses.loss`",
     "kind": "classes of optimizers",
     "layer": "layers",
     "metric": "metrics",
