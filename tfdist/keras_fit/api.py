@@ -278,6 +278,6 @@ def _data_adapter(
     given = base.DataOptions(
         **options,
         steps=_apply_limit("max_steps_per_epoch", steps),
-        as_given=bool(own_setup.overrides(model)) if as_given is None else as_given,
+        as_given=own_setup.overrides(model) if as_given is None else as_given,
     )
     return make_adapter.make_data_adapter(x, y, sample_weight, given)

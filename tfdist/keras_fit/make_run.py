@@ -65,7 +65,7 @@ def make_run(
     kinds = {} if validation is adapter else {"train": adapter}
     kinds |= {} if validation is None else {"test": validation}
     _check_targets(model, kinds)
-    as_given = bool(own_setup.overrides(model))
+    as_given = own_setup.overrides(model)
     prepare = functools.partial(own_setup.prepare, cluster, model, config, kinds, as_given=as_given, stack=stack)
     traced = traced_values(cluster, model)
     with traced.as_traced(*kinds):
