@@ -122,7 +122,9 @@ def restore_values(model: keras.Model) -> Iterator[None]:
     Layers that the block builds keep the attributes that `build` sets.
     """
     unbuilt = {id(one) for one, _ in _walk(model) if not getattr(one, "built", True) and one is not model}
-    before, lists = {key: value for key, value in _read(model).items() if key[0] not in unbuilt}, _lists(model)
+    before = {key: value for key, value in _read(model).items() if key[0] not in unbuilt}
+    attributes = [one for _, values in _walk(model) for name, one in values.items() if not name.startswith("_")]
+    lists = [(one, list(one)) for one in attributes if isinstance(one, list)]
     try:
         yield
     finally:
@@ -227,8 +229,3 @@ def _write(values: _Values) -> None:
             one[name] = value
         else:
             patching.replace_attribute(one, "trainable" if name == "_trainable" else name, value)
-
-
-def _lists(model: keras.Model) -> list[tuple[list, list]]:
-    lists = [value for _, values in _walk(model) for name, value in values.items() if not name.startswith("_")]
-    return [(value, list(value)) for value in lists if isinstance(value, list)]

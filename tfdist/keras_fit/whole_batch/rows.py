@@ -91,13 +91,13 @@ class Rows:
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(tf.equal(sizes, size)), [text, sizes])]):
             places = low * size + tf.range(tf.size(rows, tf.int64))
         numbers = tf.IndexedSlices(tf.reshape(rows, [-1]), places, (total * size)[None])
-        (numbers,) = trainer.gather_rows([numbers], _sums, lambda values: values.dtype)
+        (numbers,) = trainer.gather_rows(
+            [numbers],
+            add=lambda parts: [trainer.sum_differentiable(one) for one in parts],
+            wire_type=lambda values: values.dtype,
+        )
         flat = tf.scatter_nd(numbers.indices[:, None], numbers.values, (total * size)[None])
         return tf.reshape(flat, tf.concat([total[None], shape], axis=0))
-
-
-def _sums(parts: list[tf.Tensor]) -> list[tf.Tensor]:
-    return [trainer.sum_differentiable(part) for part in parts]
 
 
 def mask_of(value: Any) -> tf.Tensor | None:
