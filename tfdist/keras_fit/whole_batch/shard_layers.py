@@ -80,16 +80,16 @@ class _LossesOfReplica(threading.local):
     """A list of a layer's losses for each replica: a process traces its replicas in threads, one after another."""
 
     def __init__(self) -> None:
-        self._losses: list[Any] = []
+        self._of_thread: list[Any] = []
 
     def extend(self, losses: Any) -> None:
-        self._losses.extend(losses)
+        self._of_thread.extend(losses)
 
     def clear(self) -> None:
-        self._losses.clear()
+        self._of_thread.clear()
 
     def __getitem__(self, place: Any) -> Any:
-        return self._losses[place]
+        return self._of_thread[place]
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return list, ()  # A copy of the layer gets an empty list.
