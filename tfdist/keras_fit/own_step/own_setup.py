@@ -85,7 +85,8 @@ def prepare(
     for metric in metrics:
         stack.enter_context(patch(metric, "update_state", functools.partial(own_rows.update_metric, metric)))
     with cluster.scope():
-        last_numbers = {kind: _per_replica(len(step.numbers)) for kind, step in found.items()}
+        numbers = {kind: len(step.numbers) for kind, step in found.items()}
+        last_numbers = {kind: own_rows.per_replica(size, "only_first_replica") for kind, size in numbers.items()}
         # Keras' own step applies the optimizer once, so that the optimizer counts the steps.
         counts = type(model.optimizer) is not keras.optimizers.LossScaleOptimizer and model.trainable_variables
         by_optimizer = counts and not compiled_model.overrides(model, "train_step")
@@ -137,16 +138,6 @@ def _optimizers_in_scope(cluster: Cluster, model: keras.Model, steps: Iterable[A
                 "it within `with cluster.scope():`."
             )
     return optimizers
-
-
-def _per_replica(size: int) -> keras.Variable:
-    return keras.Variable(
-        tf.zeros([size], tf.float64),
-        dtype="float64",
-        trainable=False,
-        synchronization="on_read",
-        aggregation="only_first_replica",
-    )
 
 
 def _more_variables(

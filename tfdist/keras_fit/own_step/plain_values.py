@@ -32,6 +32,8 @@ _MAX_NAMED = 3
 # Maximum number of values in a list or an array that is compared.
 _MAX_VALUES = 1000
 
+_is_users = functools.lru_cache(10_000)(user_code.defines)
+
 # (id of an object, or of a module's globals, name of its attribute) -> the object, and the value.
 _Values = dict[tuple[int, str], tuple[Any, Any]]
 
@@ -170,11 +172,6 @@ def _walk(model: keras.Model) -> Iterator[tuple[Any, dict[str, Any]]]:
             yield one, values
             parts = list(values.values())
         waiting += [one for one in parts if _is_users(one if isinstance(one, types.FunctionType) else type(one))]
-
-
-@functools.lru_cache(10_000)
-def _is_users(kind: Any) -> bool:
-    return user_code.defines(kind)
 
 
 def _read(model: keras.Model) -> _Values:

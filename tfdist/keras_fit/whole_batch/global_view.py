@@ -317,7 +317,7 @@ class GlobalView:
 
     def parts_of_losses(self) -> list[tf.Tensor]:
         """Returns this replica's parts of the numbers that are sums of parts, such as losses."""
-        return [] if self.discovers else [one.rows for one in self.wholes.values() if not one.per_example]
+        return [one.rows for one in self.wholes.values() if not one.per_example]
 
     def add_loss(self, original: Callable[..., None], layer: keras.Layer, loss: Any) -> None:
         """Replaces `add_loss` of a layer: what it adds on this replica's rows becomes a loss of the global batch."""
@@ -346,12 +346,8 @@ class GlobalView:
         own, mask = _with_gradient(rows.take, backward, whole), rows_lib.mask_of(whole)
         return own if mask is None else rows_lib.with_mask(own, self.own_rows(mask, per_example))
 
-    def whole_of(self, own: Any, per_example: fractions.Fraction | int = 1) -> Any:
-        """Returns the tensor of the global batch for this replica's rows `own`: gathered only if the step reads it.
-
-        Args:
-            per_example: rows for each example.
-        """
+    def whole_of(self, own: Any, per_example: fractions.Fraction | int) -> Any:
+        """Returns the tensor of the global batch for this replica's rows `own`: gathered only if the step reads it."""
         number = len(self.wholes)
         if self.discovers:
             whole = tf.identity(own)
@@ -425,9 +421,8 @@ class GlobalView:
                 "choose by tf.where, or by an argument of the constructor."
             )
         elif (size := sum(one for one, _ in self.gathered)) >= _MIN_LOGGED_BYTES and replicas_lib.is_first():
-            lines = list(
-                dict.fromkeys(line for one, line in sorted(self.gathered, reverse=True) if line != "a library")
-            )
+            lines = [line for _, line in sorted(self.gathered, reverse=True) if line != "a library"]
+            lines = list(dict.fromkeys(lines))
             messages.log_once(f"Each step gathers {size / 1e6:.0f} MB of the batch, in {text.list_names(lines, 3)}.")
 
     def num_operations(self) -> int:

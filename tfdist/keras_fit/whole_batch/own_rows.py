@@ -154,19 +154,24 @@ def _is_sum_of_rows(view: GlobalView, metric: keras.Metric, flat: Sequence[Any])
     return any(view.has_rows(one) for one in rows) and not any(view.is_sum(one) for one in flat)
 
 
+def per_replica(size: int, aggregation: str) -> keras.Variable:
+    """Returns a variable of zeros, float64 [size], of which each replica has its own value."""
+    return keras.Variable(
+        tf.zeros([size], tf.float64),
+        dtype="float64",
+        trainable=False,
+        synchronization="on_read",
+        aggregation=aggregation,
+    )
+
+
 class Pending:
     """Updates of metrics on each replica that are not yet added to the variables."""
 
     def __init__(self, cluster: Cluster, variables: Sequence[keras.Variable]):
         self.variables = list(variables)
         self._sizes = [math.prod(one.shape) for one in self.variables]
-        self.numbers = keras.Variable(
-            tf.zeros([sum(self._sizes)], tf.float64),
-            dtype="float64",
-            trainable=False,
-            synchronization="on_read",
-            aggregation="sum",
-        )
+        self.numbers = per_replica(sum(self._sizes), "sum")
         self._flush_all = tf.function(lambda: cluster.strategy.run(self._flush), autograph=False)
 
     def add(self, added: Iterable[tuple[keras.Variable, tf.Tensor]]) -> None:
