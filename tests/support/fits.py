@@ -433,13 +433,19 @@ def refused_steps(cluster: Cluster) -> list[tuple[str, str]]:
     def improper(step: Callable[..., Any]) -> Callable[[], keras.Model]:
         return functools.partial(own_steps.Improper, step)
 
+    def normalised() -> keras.Model:
+        layers = [keras.Input((6,)), keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(2)]
+        return keras.Sequential(layers)
+
     own_steps.FOREIGN["optimizer"] = keras.optimizers.SGD()
     applied = r"optimizer .* in \S+own_steps\.py:\d+: model\.optimizer\.apply\(gradients"
+    by_xla = r"jit_compile=True.* 'batch_normalization\w*' .* synchronized=False"
     refuses(r"Improper\.train_step .* model/\S+kernel", improper(own_steps.assigns))
     refuses(applied, improper(own_steps.repeats))
     refuses(r"Improper\.train_step .* 'losses' has shape \(2,\)", improper(own_steps.returns_vector))
     refuses(r"Improper\.train_step .*Tensor", improper(own_steps.returns_tensor))
     refuses(r"'(?i:sgd)\w*' of Improper .* cluster\.scope\(\)", improper(own_steps.applies_foreign))
+    refuses(by_xla, normalised, loss="mse", jit_compile=True)
     return found
 
 

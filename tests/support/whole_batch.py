@@ -201,6 +201,8 @@ CASES = {
     "mean_with_weights": case(
         dense, (X, Y, WEIGHTS), loss=keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     ),
+    "xla": case(dense, loss=bce_and_dice, jit_compile=True, metrics=lambda: [MaxError()]),
+    "xla_with_mask": case(of_words, OF_WORDS, loss="mse", jit_compile=True),
     "metrics": case(dense, loss="mse", metrics=metrics),
     "weighted": case(dense, (X, Y, WEIGHTS), loss=Nested(), metrics=lambda: ["mae"]),
 }

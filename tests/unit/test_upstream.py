@@ -330,7 +330,7 @@ BY_USERS = {
     *("ForwardAccumulator", "GradientTape", "Layer", "MirroredStrategy", "Model", "MultiWorkerMirroredStrategy"),
     *("Optimizer", "SlurmClusterResolver", "TFConfigClusterResolver", "TFRecordWriter", "Checkpoint", "GFile"),
     *("CheckpointManager", "File", "__init__", "__float__", "__int__", "add_loss", "batch_jacobian", "cache"),
-    *("clear_session", "compute_average_loss", "config", "connect", "create_file_writer"),
+    *("clear_session", "compile", "compute_average_loss", "config", "connect", "create_file_writer", "distribute"),
     *("evaluate", "fit", "function", "get_file", "get_replica_context", "gradients", "hessians"),
     *("in_cross_replica_context", "jacobian", "memmap", "open", "optimizer", "predict", "random"),
     *("register", "unregister", "scale_regularization_loss", "scope", "set_seed", "snapshot", "tempdir"),

@@ -217,6 +217,13 @@ def check_compiled(cluster: Cluster, model: keras.Model, purpose: str) -> None:
             f"The {name} or its optimizer was made outside of cluster.scope(): build and compile the model "
             "within `with cluster.scope():`."
         )
+    synchronized = trainer.synchronized_layers(model) if model.jit_compile and cluster.num_replicas > 1 else ()
+    if synchronized:
+        raise ValueError(
+            "compile(jit_compile=True) cannot compile communication between replicas, which the layer "
+            f"{synchronized[0].name!r} needs to normalise over all of them: remove jit_compile=True, or set "
+            "synchronized=False."
+        )
     # A step of the model's own reduces the loss itself.
     own = compiled_model.overrides(model, f"{_KINDS[purpose]}_step")
     losses = [] if own else compiled_model.compile_losses(model)
@@ -352,7 +359,7 @@ def config_of_fit(
         model={"class": type(model).__name__, "parameters": model.count_params() if model.built else None, **call},
         data=config_lib.Data(source={"kind": type(x).__name__}, batch_size=batch_size, shuffle=shuffle),
         train=config_lib.Train(
-            xla=False,
+            xla=False,  # `compile(jit_compile=...)` decides.
             epochs=epochs,
         ),
         evaluation=config_lib.Evaluation(every=config_lib.Every(**when)),

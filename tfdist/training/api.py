@@ -10,7 +10,7 @@ from tfdist.training.loop import train
 from tfdist.training.opening import make_silent_services
 from tfdist.training.run import Log, Run, replica_shard
 from tfdist.training.state import TrainingState
-from tfdist.training.step.build_context import build_context, prepare_optimizer, restore_methods
+from tfdist.training.step.build_context import build_context, compiles_with_xla, prepare_optimizer, restore_methods
 from tfdist.training.step.collectives import (
     call_once,
     cond_on_all_replicas,
@@ -21,7 +21,7 @@ from tfdist.training.step.collectives import (
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.layers.model_layers import all_layers as layers_of_all_depths
 from tfdist.training.step.layers.model_layers import statistics as find_statistics
-from tfdist.training.step.layers.normalization import shard_present
+from tfdist.training.step.layers.normalization import shard_present, synchronized_layers
 from tfdist.training.step.layers.remat_scopes import adopt as adopt_remat_scopes
 from tfdist.training.step.objective import Objective, ShardResult
 from tfdist.training.step.optimizer import start_averages, step_count

@@ -56,7 +56,7 @@ class OwnStepObjective(trainer.Objective):
         """
         discovered = self.steps[kind]
         rows = rows_lib.rows_of(shard, discovered.plan.examples)
-        view = GlobalView(rows=rows, plan=discovered.plan, average=average)
+        view = GlobalView(rows=rows, plan=discovered.plan, average=average, xla=bool(self.model.jit_compile))
         with (
             # Summaries have the same names as in Keras, without the name of the loop over steps.
             tf.compat.v1.name_scope(None),
@@ -88,9 +88,9 @@ class OwnStepObjective(trainer.Objective):
 
     @property
     def _views_batch(self) -> bool:
-        """Whether steps are traced under the global view: for several replicas, or tables with dense gradients."""
+        """Whether steps are traced under the global view: for several replicas, XLA, or tables with dense gradients."""
         sums_rows = any(getattr(one, "dense_gradient", False) for one in self.model.variables)
-        return self.cluster.num_replicas > 1 or sums_rows
+        return self.cluster.num_replicas > 1 or sums_rows or bool(self.model.jit_compile)
 
     def flush(self) -> None:
         """Adds what the steps have added since the last call to the metrics. Collective."""

@@ -45,6 +45,12 @@ def check_graph(model: keras.Model) -> None:
         )
 
 
+def auto_jit_compile(cluster: Cluster, model: keras.Model) -> bool:
+    """Returns the value of `jit_compile="auto"`: for Keras' steps on one replica as in Keras, otherwise False."""
+    alone = cluster.num_replicas == 1 and not overrides(model)
+    return alone and trainer.compiles_with_xla(config_lib.Train(), cluster.device_type, model)
+
+
 def prepare(
     cluster: Cluster,
     model: keras.Model,

@@ -18,7 +18,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import patch
 from tfdist.keras_fit import api, compiled_model, connect, make_run, messages
 from tfdist.keras_fit import predict as predict_lib
-from tfdist.keras_fit.own_step import own_loop
+from tfdist.keras_fit.own_step import own_loop, own_setup
 from tfdist.keras_fit.script import script_state
 
 # Functions of tf.config that fail once TensorFlow has listed its devices.
@@ -58,6 +58,8 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
         workdir: the directory of the script's runs: the first call of `fit` is saved in fit1/, the second in fit2/, ...
             None: nothing is saved.
     """
+    # The class that defines `compile`: Keras does not compile a loaded model whose class overrides it.
+    trainer = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
     seeds, calls = FitSeeds(), itertools.count(1)
     methods = _methods(cluster, workdir, seeds, calls)
     optimizer = keras.optimizers.Optimizer
@@ -70,6 +72,7 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
 
         replaced: list[tuple[Any, Iterable[str], Callable[..., Any]]] = [
             (tf.random, ["set_seed"], seeds.set_global),
+            (trainer, ["compile"], functools.partial(compile_for, cluster)),
             *((keras.Model, [name], method) for name, method in methods.items()),
             (optimizer, ["__init__", "add_variable_from_reference"], functools.partial(_in_scope, cluster)),
             (optimizer, ["apply"], functools.partial(_apply_in_loop, cluster)),
@@ -142,6 +145,16 @@ def _methods(
 
     methods = {"fit": fit, "evaluate": evaluate, "predict": predict, "predict_on_batch": predict_on_batch}
     return methods | {"train_on_batch": on_batch, "test_on_batch": on_batch}
+
+
+def compile_for(
+    cluster: Cluster, original: Callable[..., None], model: keras.Model, *args: Any, **keywords: Any
+) -> None:
+    """Compiles as `Model.compile`; what jit_compile="auto" means does not depend on the scope."""
+    given = _arguments(original, model, args, keywords)
+    if given.get("jit_compile", "auto") == "auto":
+        given["jit_compile"] = own_setup.auto_jit_compile(cluster, model)
+    original(model, **given)
 
 
 def _arguments(original: Callable[..., Any], model: keras.Model, args: tuple, keywords: dict) -> dict[str, Any]:

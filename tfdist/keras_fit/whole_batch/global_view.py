@@ -27,6 +27,7 @@ from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.config import patching, text, user_code
 from tfdist.keras_fit import messages
 from tfdist.keras_fit.whole_batch import rows as rows_lib
+from tfdist.keras_fit.whole_batch import shard_layers
 from tfdist.keras_fit.whole_batch.rows import Rows
 from tfdist.training import api as trainer
 
@@ -121,6 +122,10 @@ class GlobalView:
     reduces: bool = False
     # Set while the losses of a model are summed: each is this replica's part.
     in_parts: bool = False
+    # Whether XLA compiles each call of a layer; whether it does so now; the losses that the layer adds meanwhile.
+    xla: bool = False
+    compiles: bool = False
+    losses: list[Any] = dataclasses.field(default_factory=list)
     # The bytes of each gather, and the line of the user's code.
     gathered: list[tuple[int, str]] = dataclasses.field(default_factory=list)
     # What this replica adds to the variables of metrics.
@@ -180,8 +185,9 @@ class GlobalView:
             return self._call_whole(original, layer, *args, **keywords)
         args, keywords = tf.nest.pack_sequence_as((args, keywords), self.rows_of_arguments(flat, decided))
         with patching.set_in_block(self, in_layer=True, on_rows=layer):
+            run = self._by_xla if self.xla and not self.discovers else lambda call, *given: call(*given)
             first = self.num_operations()
-            outputs = original(layer, *args, **keywords)
+            outputs = run(lambda args, keywords: original(layer, *args, **keywords), args, keywords)
             self.in_layers.append((first, self.num_operations()))
         flat = tf.nest.flatten(outputs)
         if self.discovers:
@@ -193,6 +199,32 @@ class GlobalView:
         """Logs how a step on several replicas differs from one on one device; in a trace without effect only."""
         if self.discovers and self.rows.replicas > 1:
             messages.log_once(text)
+
+    def _by_xla(self, call: Callable[..., Any], *given: Any) -> Any:
+        """Calls a layer compiled by XLA, with its gradients; masks, logits and added losses are outputs of it, too."""
+        places: list[Any] = []
+
+        @tf.function(jit_compile=True, autograph=False)
+        def compiled(tensors: list[Any]) -> tuple[Any, dict[int, Any], dict[int, Any], list[Any]]:
+            found = iter(tensors)
+            outputs = call(*tf.nest.pack_sequence_as(given, [next(found) if _is_tensor(one) else one for one in flat]))
+            made = [*enumerate(tf.nest.flatten(outputs))]
+            masks = {place: rows_lib.mask_of(one) for place, one in made if isinstance(one, tf.Tensor)}
+            masks = {place: mask for place, mask in masks.items() if mask is not None}
+            logits = {place: one._keras_logits for place, one in made if hasattr(one, "_keras_logits")}
+            places[:] = [place for place, _ in self.losses]
+            return outputs, masks, logits, [loss for _, loss in self.losses]
+
+        flat = tf.nest.flatten(given)
+        with patching.set_in_block(self, losses=[], compiles=True):
+            outputs, masks, logits, losses = compiled([one for one in flat if _is_tensor(one)])
+        for (layer, index), loss in zip(places, losses, strict=True):
+            shard_layers.added_losses(layer)[index] = self._whole_loss(loss)
+        for place, one in enumerate(tf.nest.flatten(outputs)):
+            rows_lib.with_mask(one, masks.get(place))
+            if place in logits:
+                one._keras_logits = logits[place]
+        return outputs
 
     def _call_whole(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
         alone = trainer.reduce_context(lambda value: value), trainer.shard_present(None)
@@ -321,9 +353,15 @@ class GlobalView:
 
     def add_loss(self, original: Callable[..., None], layer: keras.Layer, loss: Any) -> None:
         """Replaces `add_loss` of a layer: what it adds on this replica's rows becomes a loss of the global batch."""
-        if self.on_rows is not None and not self.in_inner_graph:
-            loss = [self._whole_loss(one) for one in keras.tree.flatten(loss)]
-        original(layer, loss)
+        if self.compiles:
+            before = len(shard_layers.added_losses(layer)[:])
+            original(layer, loss)
+            added = enumerate(shard_layers.added_losses(layer)[:])
+            self.losses += [((layer, index), one) for index, one in added if index >= before]
+        elif self.on_rows is not None and not self.in_inner_graph:
+            original(layer, [self._whole_loss(one) for one in keras.tree.flatten(loss)])
+        else:
+            original(layer, loss)
 
     def _whole_loss(self, loss: Any) -> tf.Tensor:
         """Returns the mean of a scalar over the examples of all replicas, or the sum of one value per example."""
@@ -615,6 +653,10 @@ def _with_gradient(forward: Callable[[tf.Tensor], tf.Tensor], backward: Callable
     """Returns `forward(value)`; `backward` returns its gradient for the gradient of the result."""
     compute = tf.custom_gradient(lambda given: (forward(given), backward))
     return compute(value) if value.dtype.is_floating else forward(value)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, tf.Tensor | _COMPOSITE)
 
 
 def zeros(source: Any) -> tf.Tensor | tf.IndexedSlices:

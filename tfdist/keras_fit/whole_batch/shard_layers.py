@@ -88,11 +88,19 @@ class _LossesOfReplica(threading.local):
     def clear(self) -> None:
         self._of_thread.clear()
 
+    def __setitem__(self, place: int, loss: Any) -> None:
+        self._of_thread[place] = loss
+
     def __getitem__(self, place: Any) -> Any:
         return self._of_thread[place]
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return list, ()  # A copy of the layer gets an empty list.
+
+
+def added_losses(layer: keras.Layer) -> Any:
+    """Returns the list of the losses that a layer has added on this replica."""
+    return layer._losses
 
 
 def keep_losses_of_each_replica(layers: list[keras.Layer]) -> None:
