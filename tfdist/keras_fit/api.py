@@ -103,7 +103,7 @@ def fit(
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
     shuffle = bool(shuffle) and shuffle != "batch"  # "batch" reorders within a batch, which changes no gradient.
-    as_given = bool(own_setup.overrides(model))
+    as_given = own_setup.overrides(model)
     options = {"batch_size": batch_size, "steps": steps_per_epoch, "class_weight": class_weight, "seed": seed}
     data = _data_adapter(x, y, sample_weight, shuffle=shuffle, as_given=as_given, **options)
     if data.size_unknown:
@@ -191,7 +191,7 @@ def evaluate(
         ValueError: an argument is not supported; the message says what to do.
     """
     make_run.check_compiled(cluster, model, "evaluate")
-    as_given = bool(own_setup.overrides(model))
+    as_given = own_setup.overrides(model)
     data = _data_adapter(x, y, sample_weight, batch_size=batch_size, steps=steps, as_given=as_given)
     config = make_run.config_of_evaluation(model, data.batch_size)
     make_run.traced_values(cluster, model).log_changes("test")

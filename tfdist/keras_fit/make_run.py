@@ -62,7 +62,7 @@ def make_run(
     for one in data.values():
         same_data.check_same_data(cluster, one)
     _check_targets(model, data)
-    as_given = bool(own_setup.overrides(model))
+    as_given = own_setup.overrides(model)
     prepare = functools.partial(own_setup.prepare, cluster, model, config, data, as_given=as_given, stack=stack)
     traced, traced_now = traced_values(cluster, model), set()
     # Kind of a step -> the function that runs steps. That of an evaluation is kept for later ones.

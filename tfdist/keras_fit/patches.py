@@ -33,6 +33,9 @@ def patch_keras() -> Iterator[None]:
             (keras.optimizers.LossScaleOptimizer, "apply", global_view.apply),
             (keras.Loss, "__call__", in_step(own_rows.call_loss)),
             (keras.Model, "compute_loss", in_step(own_rows.compute_loss)),
+            (own_rows.keras_loss, "reduce_weighted_values", own_rows.reduce_loss),
+            (own_rows.keras_loss, "scale_loss_for_distribution", own_rows.scale_loss),
+            (own_rows.keras_loss, "unscale_loss_for_distribution", own_rows.scale_loss),
             (keras.optimizers.Optimizer, "_all_reduce_sum_gradients", in_step(_return_last)),
             (keras.optimizers.Optimizer, "_overwrite_model_variables_with_average_value", _overwrite),
             (cond_ops, "cond", global_view.cond),
@@ -46,14 +49,13 @@ def patch_keras() -> Iterator[None]:
             (tf.compat.v1, "gradients", in_step(_gradients)),
             (tf, "hessians", in_step(_refuse("tf.hessians"))),
             (tf.autodiff.ForwardAccumulator, "__init__", in_step(_refuse("tf.autodiff.ForwardAccumulator"))),
-            *one_replica.REPLACED,
             (tf.nn, "compute_average_loss", in_step(_average_loss)),
             (tf.nn, "scale_regularization_loss", in_step(_return_last)),
             (tf.GradientTape, "__enter__", in_step(_enter)),
             (tf.GradientTape, "__exit__", in_step(_exit)),
         ):
             stack.enter_context(patch(owner, name, replacement))
-        stack.enter_context(trainer.show_one_replica(_must_see_one_replica))
+        stack.enter_context(one_replica.show_one_replica())
         yield
 
 
@@ -64,18 +66,12 @@ def patch_for_run(model: keras.Model) -> Iterator[contextlib.ExitStack]:
         trainer.restore_methods(getattr(model.optimizer, "inner_optimizer", model.optimizer)),
         restore_attributes(),
         contextlib.ExitStack() as undo,
-        own_rows.patch_losses(),
         patch_keras(),
         contextlib.ExitStack() as stack,
     ):
         undo.callback(trainer.restore_seed_generators, model)
         shard_layers.keep_losses_of_each_replica(trainer.layers_of_all_depths(model))
         yield stack
-
-
-def _must_see_one_replica(file: str) -> bool:
-    """Returns whether code of `file` is the user's and runs in a step, where it must see one replica."""
-    return global_view.of_step() is not None and user_code.is_users(file)
 
 
 def _by_view(method: str, original: Callable, *args: Any, **keywords: Any) -> Any:

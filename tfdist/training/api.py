@@ -16,7 +16,6 @@ from tfdist.training.step.collectives import (
     cond_on_all_replicas,
     num_replicas,
     reduce_context,
-    show_one_replica,
     sum_differentiable,
 )
 from tfdist.training.step.context import StepContext

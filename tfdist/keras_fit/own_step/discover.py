@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import patching, text
+from tfdist.config import patching, text, user_code
 from tfdist.config.patching import patch
 from tfdist.data import autograph
 from tfdist.keras_fit import compiled_model, messages
@@ -43,7 +43,7 @@ class Discovered:
     optimizers: tuple[tuple[keras.optimizers.Optimizer, list[Any]], ...]
 
 
-def function_of(model: keras.Model, name: str) -> StepFunction:
+def _function_of(model: keras.Model, name: str) -> StepFunction:
     """Returns `model.train_step` or `model.test_step`, without the decorator tf.function if it has one."""
     plain = getattr(getattr(type(model), name), "python_function", None)
     if plain is None:
@@ -67,21 +67,24 @@ def discover(
         ValueError: the step returns something other than a dict of scalars and results of metrics, or an optimizer
             was made outside of the scope.
     """
-    function = function_of(model, name)
+    function = _function_of(model, name)
     applied: dict[int, tuple[keras.optimizers.Optimizer, list[Any]]] = {}
-    found: list[Any] = []
 
     def apply(_: Any, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> None:
         if name == "test_step":
             raise ValueError(f"test_step applies the optimizer {optimizer.name!r}: an evaluation must not train.")
         view = global_view.of_step()
-        if view is not None and view.in_inner_graph:
+        if view.in_inner_graph:
             if tf.compat.v1.get_default_graph() is not view.branch:
-                global_view.refuse_apply(optimizer)
+                raise ValueError(
+                    f"The optimizer {optimizer.name!r} is applied inside a tf.while_loop, a nested tf.cond or a "
+                    f"tf.function of its own, in {user_code.current_line()}\nAll replicas must apply together: apply "
+                    "in train_step itself or in a tf.cond of it, and in Python loops if there are several."
+                )
             view.branch_updates = True
         applied.setdefault(id(optimizer), (optimizer, list(variables or ())))
 
-    def run(view: GlobalView, data: Any) -> tuple[Any, dict]:
+    def run(view: GlobalView, data: Any) -> tuple[dict[str, Any], dict[int, tuple[keras.Metric, str | None]]]:
         with contextlib.ExitStack() as stack, global_view.tracing_step(True, view):
             for kind in _subclasses(keras.optimizers.Optimizer):
                 if "apply" in vars(kind):
@@ -93,17 +96,6 @@ def discover(
             view.finish()
         return values, noted
 
-    def with_rows() -> Any:
-        pairs = zip(flat, sizes, strict=True)
-        specs = [_with_rows(spec, size * batch // batch_size or 1) for spec, size in pairs]
-        return tf.nest.pack_sequence_as(element_spec, specs)
-
-    def trace(data: Any) -> None:
-        numbers = base.numbers_of_rows(data, divided)
-        view = GlobalView.of_batch(batch, cluster.num_replicas, numbers, whole_layers)
-        view.plan.is_static, view.plan.examples = is_static, min(batch, batch_size)
-        found[:] = [view.plan, *run(view, data)]
-
     flat = tf.nest.flatten(element_spec)
     divided = base.have_rows(element_spec)
     present = [one for one in flat if one is not None]
@@ -111,56 +103,64 @@ def discover(
     is_static = all(one.shape.rank and one.shape[0] for one in with_a_row)
     sizes = rows if len(rows) == len(flat) else [batch_size] * len(flat)
     whole_layers: list[keras.Layer] = []
-    batch = batch_size
+
+    def dry_run(batch: int, *, repeats: bool = True) -> Discovered:
+        """Traces the step for a batch of this size; again if it has made metrics, or layers that need whole tensors."""
+        found: list[Any] = []
+
+        def trace(data: Any) -> None:
+            numbers = base.numbers_of_rows(data, divided)
+            view = GlobalView.of_batch(batch, cluster.num_replicas, numbers, whole_layers)
+            view.plan.is_static, view.plan.examples = is_static, batch_size
+            found[:] = [view.plan, *run(view, data)]
+
+        pairs = zip(flat, sizes, strict=True)
+        specs = [_with_rows(spec, size * batch // batch_size or 1) for spec, size in pairs]
+        num_metrics = len(all_metrics(model))
+        plain_values.trace_without_effect(model, trace, tf.nest.pack_sequence_as(element_spec, specs))
+        plan, values, noted = found
+        whole_layers.extend(plan.updating)
+        if repeats and (plan.updating or len(all_metrics(model)) > num_metrics):
+            return dry_run(batch, repeats=False)
+        for key, value in values.items():
+            shape = tf.convert_to_tensor(value).shape
+            if shape.rank != 0 and id(value) not in noted:
+                raise ValueError(
+                    f"{type(model).__name__}.{name} must return scalars: {key!r} has shape {shape}. Return its mean."
+                )
+        return Discovered(
+            function=function,
+            metrics={key: noted[id(value)] for key, value in values.items() if id(value) in noted},
+            numbers=tuple(key for key, value in values.items() if id(value) not in noted),
+            names=tuple(values),
+            plan=plan,
+            optimizers=tuple(applied.values()),
+        )
+
     parts = [one for one in (model, compiled_model.losses(model), compiled_model.metrics(model)) if one is not None]
-    is_built, noted_metrics = all(getattr(one, "built", True) for one in parts), 0
+    batch = batch_size if is_static else _TRACED_BATCHES * batch_size
     with cluster.scope():
-
-        def dry_run() -> None:
-            nonlocal noted_metrics
-            noted_metrics = len(all_metrics(model))
-            plain_values.trace_without_effect(model, trace, with_rows())
-
         # Layers are built for the shapes of the data, and error messages name these shapes.
-        if not is_built or is_static:
-            dry_run()
-        if not is_static:
-            try:
-                batch = _TRACED_BATCHES * batch_size
-                dry_run()
-            except Exception:  # The step may need the size of a batch.
-                batch = batch_size
-                dry_run()
+        if not is_static and not all(getattr(one, "built", True) for one in parts):
+            dry_run(batch_size, repeats=False)
+        try:
+            discovered = dry_run(batch)
+        except Exception:  # The step may need the size of a batch.
+            if is_static:
+                raise
+            batch = batch_size
+            discovered = dry_run(batch)
         if cluster.num_replicas > 1 and probe.may_mix(model):
-            whole_layers, names, untried = probe.mixing_layers(run, element_spec)
+            layers, names, untried = probe.mixing_layers(run, element_spec)
             known, of_keras = probe.layers_known_to_mix(model)
-            whole_layers, names = whole_layers + known, names + of_keras
-            _warn_of(names, untried)
-            whole_layers = whole_layers if global_view.whole_calls else []
-        if len(all_metrics(model)) > noted_metrics or whole_layers:
-            dry_run()  # Calls of metrics that the trace made were not noted; or layers must be called on whole tensors.
-        if found[0].updating:
-            whole_layers = whole_layers + found[0].updating
-            dry_run()
-    plan, values, noted = found
-    for key, value in values.items():
-        shape = tf.convert_to_tensor(value).shape
-        if shape.rank != 0 and id(value) not in noted:
-            raise ValueError(
-                f"{type(model).__name__}.{name} must return scalars: {key!r} has shape {shape}. Return its mean."
-            )
-    for optimizer, variables in applied.values():
-        with cluster.scope():
+            _warn_of(names + of_keras, untried)
+            if global_view.whole_calls and layers + known:
+                whole_layers += layers + known
+                discovered = dry_run(batch)
+        for optimizer, variables in applied.values():
             if not optimizer.built:
                 optimizer.build(variables)
-    return Discovered(
-        function=function,
-        metrics={key: noted[id(value)] for key, value in values.items() if id(value) in noted},
-        numbers=tuple(key for key, value in values.items() if id(value) not in noted),
-        names=tuple(values),
-        plan=plan,
-        optimizers=tuple(applied.values()),
-    )
+    return discovered
 
 
 def _assign(view: GlobalView, original: Callable, variable: keras.Variable, value: Any) -> Any:
@@ -232,7 +232,8 @@ def _note_results(model: keras.Model, plan: Plan) -> Iterator[dict[int, tuple[ke
     kept: list[tuple[keras.Metric, list[Any]]] = []  # The tensors must live as long as their ids are used.
 
     def note(metric: keras.Metric, original: Callable[[], Any]) -> Any:
-        with _in_metric():
+        # A metric reads its own variables; these are not reads of the step's code.
+        with patching.set_in_block(global_view.of_step(), in_layer=True):
             result = original()
         parts = compiled_model.flatten_results(result) if isinstance(result, dict) else {None: result}
         kept.append((metric, list(parts.values())))
@@ -265,12 +266,6 @@ def _note_results(model: keras.Model, plan: Plan) -> Iterator[dict[int, tuple[ke
             for metric, tensors in kept
             if any(isinstance(one, tf.Tensor) and one.consumers() for one in tensors)
         }
-
-
-def _in_metric() -> contextlib.AbstractContextManager[None]:
-    """In the block, a metric reads and writes its own variables; these are not reads of the step's code."""
-    view = global_view.of_step()
-    return contextlib.nullcontext() if view is None else patching.set_in_block(view, in_layer=True)
 
 
 def all_metrics(model: keras.Model) -> list[keras.Metric]:

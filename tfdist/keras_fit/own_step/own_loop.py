@@ -32,9 +32,8 @@ class Batch:
     """A global batch, of which each replica has its rows; for the functions that `tfdist.step` makes."""
 
     element: Any
-    # The spec of `element`; and the same as a string, for use as a key.
+    # The spec of `element`.
     spec: Any
-    kind: str
     data: base.DataAdapter
 
 
@@ -55,7 +54,7 @@ class OneStep:
 
     def __init__(self, model: keras.Model | None, kind: str, name: str):
         self._model, self._kind, self._name = model, kind, name
-        # Kind of a batch -> the step, and the function that is traced for this kind.
+        # Spec of a batch -> the step, and the function that is traced for this spec.
         self._made: dict[str, tuple[own_setup.OwnStep, Callable[[Any], None]]] = {}
         self._compared = kind != "train"
 
@@ -63,9 +62,10 @@ class OneStep:
         """Makes one step. Collective: every worker calls it with its part of the batch; returns numbers by name."""
         cluster = _cluster()
         with script_state.tfdist_code():
-            if batch.kind not in self._made:
-                self._made[batch.kind] = self.make(cluster, batch)
-            own, run = self._made[batch.kind]
+            kind = str(batch.spec)
+            if kind not in self._made:
+                self._made[kind] = self.make(cluster, batch)
+            own, run = self._made[kind]
             with cluster.monitor.in_collective("a step"):
                 run(batch.element)
             if not self._compared:
@@ -74,7 +74,7 @@ class OneStep:
             return own[0].objective.results({"trained": float(self._kind == "train")})
 
     def make(self, cluster: Cluster, batch: Batch) -> tuple[own_setup.OwnStep, Callable[[Any], None]]:
-        """Makes the variables of the step, and its function for batches of the kind of `batch`; reads no element."""
+        """Makes the variables of the step, and its function for batches with the spec of `batch`; reads no element."""
         with script_state.without_counting_draws(), patches.patch_for_run(self._model) as stack:
             config = make_run.config_of_evaluation(self._model, batch.data.batch_size)
             adapters = {self._kind: batch.data}
@@ -175,7 +175,7 @@ def batches(dataset: Any, *, batch_size: int | None = None) -> Iterator[Batch]:
         data = make_adapter.make_data_adapter(dataset, None, None, options)
         same_data.check_same_data(cluster, data)
         elements = cluster.distribute(data.dataset(trainer.replica_shard(cluster), 0, data.steps))
-        batch = Batch(None, elements.element_spec, str(elements.element_spec), data)
+        batch = Batch(None, elements.element_spec, data)
     try:
         for index in range(data.steps):
             with script_state.tfdist_code():
@@ -204,9 +204,9 @@ def on_batch(
         options = base.DataOptions(as_given=True, class_weight=class_weight)
         adapter = _with_all_parts(make_adapter.make_data_adapter(dataset, None, None, options))
         elements = cluster.distribute(adapter.dataset(trainer.replica_shard(cluster), 0, 1))
-        spec, name = elements.element_spec, f"{type(model).__name__}.{kind}_step"
+        name = f"{type(model).__name__}.{kind}_step"
         make_step = make_run.keep_on_model(cluster, model, f"{kind}_on_batch", lambda: OneStep(model, kind, name))
-        return make_step(Batch(next(elements), spec, str(spec), adapter))
+        return make_step(Batch(next(elements), elements.element_spec, adapter))
 
 
 def _with_all_parts(adapter: Stream) -> Stream:

@@ -1,7 +1,6 @@
 """The objective of a script: the steps of its model, Keras' or the user's, under the view of `global_view.py`."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -26,16 +25,13 @@ class OwnStepObjective(trainer.Objective):
     cluster: Cluster
     # Whether the step gets the batches as they are in the data, and not as (x, y, sample_weight).
     as_given: bool
-    # None: the run does not train, or does not evaluate.
-    train: Discovered | None
-    test: Discovered | None
-    # The last step's numbers, float64 [numbers]: each replica has those of the global batch.
+    # "train", "test" or both -> the step.
+    steps: dict[str, Discovered]
+    # The last step's numbers by kind, float64 [numbers]: each replica has those of the global batch.
     last_numbers: dict[str, keras.Variable]
     metric_variables: tuple[keras.Variable, ...]
     # Updates of metrics by the steps that are not yet added to the variables of the metrics.
     pending: own_rows.Pending
-    # Examples of the largest global batch, for "train" and "test".
-    batch_sizes: dict[str, int]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -58,8 +54,8 @@ class OwnStepObjective(trainer.Objective):
         Returns:
             Sums as in `ShardResult`.
         """
-        rows = rows_lib.rows_of(shard, self.batch_sizes[kind])
-        discovered = self.train if kind == "train" else self.test
+        discovered = self.steps[kind]
+        rows = rows_lib.rows_of(shard, discovered.plan.examples)
         view = GlobalView(rows=rows, plan=discovered.plan, average=average, xla=bool(self.model.jit_compile))
         with (
             # Summaries have the same names as in Keras, without the name of the loop over steps.
@@ -129,16 +125,16 @@ class OwnStepObjective(trainer.Objective):
         """Returns Keras' logs after the last step. A collective: every worker must call it."""
         self.flush()
         kind = "train" if totals["trained"] > 0 else "test"
-        discovered = self.train if kind == "train" else self.test
+        discovered = self.steps[kind]
         numbers = keras.ops.convert_to_numpy(self.last_numbers[kind]).tolist()
         logs = dict(zip(discovered.numbers, numbers, strict=True))
-        results = {id(metric): metric.result() for metric, _ in discovered.metrics.values()}
         for name, (metric, key) in discovered.metrics.items():
-            result = results[id(metric)]
-            logs[name] = compiled_model.to_log_value(
-                result if key is None else compiled_model.flatten_results(result)[key]
-            )
-        return {name: logs[name] for name in self._order(discovered, list(logs))}
+            result = metric.result() if key is None else compiled_model.flatten_results(metric.result())[key]
+            logs[name] = compiled_model.to_log_value(result)
+        # As in Keras: the order of the model's metrics if all are metrics, else that of tf.function.
+        of_metrics = discovered.metrics.items()
+        ordered = [name for metric in self.model.metrics for name, (source, _) in of_metrics if source is metric]
+        return {name: logs[name] for name in (ordered if set(ordered) == set(logs) else discovered.names)}
 
     def epoch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
         """Returns the logs of an epoch as Keras: the model's metrics if the step reports the same names, else `logs`.
@@ -150,19 +146,13 @@ class OwnStepObjective(trainer.Objective):
             return logs
         return {name: compiled_model.to_log_value(found[name]) for name in logs}
 
-    def _order(self, discovered: Discovered, names: Sequence[str]) -> Sequence[str]:
-        """Returns Keras' order of `names`: that of the model's metrics if all are metrics, else that of tf.function."""
-        results = discovered.metrics.items()
-        ordered = [name for metric in self.model.metrics for name, (source, _) in results if source is metric]
-        return ordered if set(ordered) == set(names) else discovered.names
-
 
 def train_step(context: trainer.StepContext, shard: Element) -> tf.Tensor:
     """Makes one step of the user's on this replica's shard, in `strategy.run`; returns `ShardResult.sums`."""
     objective = context.objective
     statistics = [(statistic, tf.convert_to_tensor(statistic.value)) for statistic in context.statistics]
     fraction = shard["count"] / shard["total"]
-    owners = {id(one): optimizer for optimizer, variables in objective.train.optimizers for one in variables}
+    owners = {id(one): optimizer for optimizer, variables in objective.steps["train"].optimizers for one in variables}
 
     def average(gradients: list[Any], variables: list[Any]) -> list[Any]:
         optimizer = next((owners[id(one)] for one in variables if id(one) in owners), context.optimizer)

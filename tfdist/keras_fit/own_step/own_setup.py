@@ -30,10 +30,10 @@ _MAX_NAMED = 10
 OwnStep = tuple[trainer.StepContext, dict[str, Any]]
 
 
-def overrides(model: keras.Model) -> tuple[str, ...]:
-    """Returns which methods the model overrides, of those that decide the results of a step."""
+def overrides(model: keras.Model) -> bool:
+    """Returns whether the model overrides one of the methods that decide the results of a step."""
     methods = ("train_step", "test_step", "compute_metrics")
-    return tuple(name for name in methods if compiled_model.overrides(model, name))
+    return any(compiled_model.overrides(model, name) for name in methods)
 
 
 def check_graph(model: keras.Model) -> None:
@@ -71,24 +71,18 @@ def prepare(
         ValueError: a step cannot be distributed.
     """
     check_graph(model)
-    # A step that is run to find out what it does may change variables that Keras does not track.
-    plain = [(one, tf.identity(one)) for _, one in _plain_variables(model)]
-    given = {
-        kind: (adapter.element_spec[0] if as_given else adapter.element_spec, adapter.batch_size, adapter.rows)
-        for kind, adapter in adapters.items()
-    }
-    found = {kind: discover.discover(cluster, model, f"{kind}_step", *data) for kind, data in given.items()}
+    found = {}
+    for kind, data in adapters.items():
+        spec = data.element_spec[0] if as_given else data.element_spec
+        found[kind] = discover.discover(cluster, model, f"{kind}_step", spec, data.batch_size, data.rows)
     if "train" in adapters and not compiled_model.overrides(model, "train_step"):
         trainer.check_trainable(model)
-    for variable, value in plain:
-        variable.assign(value)
     optimizers = _optimizers_in_scope(cluster, model, found.values())
     for optimizer in optimizers:  # They get summed gradients, and use fused kernels.
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         stack.enter_context(trainer.restore_methods(inner))
         trainer.prepare_optimizer(inner, cluster)
-    reported = [metric for step in found.values() for metric, _ in step.metrics.values()]
-    metrics = list({id(one): one for one in (*discover.all_metrics(model), *reported)}.values())
+    metrics = discover.all_metrics(model)
     variables = {id(one): one for metric in metrics for one in metric.variables}
     for variable in variables.values():
         # Each replica holds the value for the global batch, and not its part of a sum.
@@ -97,7 +91,8 @@ def prepare(
     for metric in metrics:
         stack.enter_context(patch(metric, "update_state", functools.partial(own_rows.update_metric, metric)))
     with cluster.scope():
-        last_numbers = {kind: _per_replica(len(step.numbers)) for kind, step in found.items()}
+        numbers = {kind: len(step.numbers) for kind, step in found.items()}
+        last_numbers = {kind: own_rows.per_replica(size, "only_first_replica") for kind, size in numbers.items()}
         # Keras' own step applies the optimizer once, so that the optimizer counts the steps.
         counts = type(model.optimizer) is not keras.optimizers.LossScaleOptimizer and model.trainable_variables
         by_optimizer = counts and not compiled_model.overrides(model, "train_step")
@@ -107,13 +102,11 @@ def prepare(
     step_objective = OwnStepObjective(
         model=model,
         as_given=as_given,
-        train=found.get("train"),
-        test=found.get("test"),
+        steps=found,
         last_numbers=last_numbers,
         cluster=cluster,
         metric_variables=tuple(variables.values()),
         pending=pending,
-        batch_sizes={kind: adapter.batch_size for kind, adapter in adapters.items()},
     )
     main = model.optimizer if not optimizers or any(one is model.optimizer for one in optimizers) else optimizers[0]
     main = getattr(main, "inner_optimizer", main)
@@ -151,16 +144,6 @@ def _optimizers_in_scope(cluster: Cluster, model: keras.Model, steps: Iterable[A
                 "it within `with cluster.scope():`."
             )
     return optimizers
-
-
-def _per_replica(size: int) -> keras.Variable:
-    return keras.Variable(
-        tf.zeros([size], tf.float64),
-        dtype="float64",
-        trainable=False,
-        synchronization="on_read",
-        aggregation="only_first_replica",
-    )
 
 
 def _more_variables(

@@ -32,6 +32,8 @@ _MAX_NAMED = 3
 # Maximum number of values in a list or an array that is compared.
 _MAX_VALUES = 1000
 
+_is_users = functools.lru_cache(10_000)(user_code.defines)
+
 # (id of an object, or of a module's globals, name of its attribute) -> the object, and the value.
 _Values = dict[tuple[int, str], tuple[Any, Any]]
 
@@ -122,7 +124,9 @@ def restore_values(model: keras.Model) -> Iterator[None]:
     Layers that the block builds keep the attributes that `build` sets.
     """
     unbuilt = {id(one) for one, _ in _walk(model) if not getattr(one, "built", True) and one is not model}
-    before, lists = {key: value for key, value in _read(model).items() if key[0] not in unbuilt}, _lists(model)
+    before = {key: value for key, value in _read(model).items() if key[0] not in unbuilt}
+    attributes = [one for _, values in _walk(model) for name, one in values.items() if not name.startswith("_")]
+    lists = [(one, list(one)) for one in attributes if isinstance(one, list)]
     try:
         yield
     finally:
@@ -168,11 +172,6 @@ def _walk(model: keras.Model) -> Iterator[tuple[Any, dict[str, Any]]]:
             yield one, values
             parts = list(values.values())
         waiting += [one for one in parts if _is_users(one if isinstance(one, types.FunctionType) else type(one))]
-
-
-@functools.lru_cache(10_000)
-def _is_users(kind: Any) -> bool:
-    return user_code.defines(kind)
 
 
 def _read(model: keras.Model) -> _Values:
@@ -227,8 +226,3 @@ def _write(values: _Values) -> None:
             one[name] = value
         else:
             patching.replace_attribute(one, "trainable" if name == "_trainable" else name, value)
-
-
-def _lists(model: keras.Model) -> list[tuple[list, list]]:
-    lists = [value for _, values in _walk(model) for name, value in values.items() if not name.startswith("_")]
-    return [(value, list(value)) for value in lists if isinstance(value, list)]

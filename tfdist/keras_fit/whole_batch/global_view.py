@@ -40,15 +40,11 @@ _COMPOSITE = tf.RaggedTensor | tf.SparseTensor
 _MIN_LOGGED_BYTES = 1_000_000
 # The same for multiplications and elements that each replica computes for the whole batch, if at least a tenth of all.
 _MIN_LOGGED_WORK = 10_000_000
-# Operations with graphs of their own: their attributes that name these, and how many inputs come before those of these.
-_WITH_GRAPHS = {
-    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), (("f",), 0)),
-    **dict.fromkeys(("If", "StatelessIf"), (("then_branch", "else_branch"), 1)),
-    **dict.fromkeys(("Case", "StatelessCase"), (("branches",), 1)),
-    **dict.fromkeys(("While", "StatelessWhile"), (("cond", "body"), 0)),
-}
 # Operations that look up rows of a table, and those with graphs of their own, which may do so.
-_LOOKUPS = ("GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd", *_WITH_GRAPHS)
+_LOOKUPS = (
+    *("GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd", "PartitionedCall", "StatefulPartitionedCall"),
+    *("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"),
+)
 # Operations that look at the shape of a tensor, and not at its values.
 _OF_SHAPE = ("Shape", "ShapeN", "Rank", "Size", "ZerosLike", "OnesLike")
 
@@ -60,11 +56,10 @@ class Call:
     owner: str
     # Whether each replica computes it from its own rows.
     by_rows: bool
-    # For each flat argument and output its number of rows for each example; 0: it has none.
+    # For each flat argument and output its number of rows for each example; 0: it has none. None: an output whose
+    # number of rows is unknown in the trace; it is taken as one for each example.
     arguments: list[fractions.Fraction | int]
-    outputs: list[fractions.Fraction | int] = dataclasses.field(default_factory=list)
-    # Which outputs have an unknown number of rows in the trace; it is taken as one for each example.
-    unknown: list[bool] = dataclasses.field(default_factory=list)
+    outputs: list[fractions.Fraction | int | None] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -178,13 +173,11 @@ class GlobalView:
             return original(layer, *args, **keywords)
         flat = tf.nest.flatten((args, keywords))
         if self.in_inner_graph:
-            if self.discovers and self.rows.replicas > 1:
-                line = user_code.current_line(tf.no_op().traceback)  # Also in what AutoGraph has converted.
-                messages.log_once(
-                    f"{type(layer).__name__} {layer.name!r} is called in a branch, a loop or a map, where replicas "
-                    f"cannot communicate, in {line}: each of the {self.rows.replicas} replicas computes it for the "
-                    "whole batch."
-                )
+            line = user_code.current_line(tf.no_op().traceback)  # Also in what AutoGraph has converted.
+            self.log(
+                f"{type(layer).__name__} {layer.name!r} is called in a branch, a loop or a map, where replicas cannot "
+                f"communicate, in {line}: each of the {self.rows.replicas} replicas computes it for the whole batch."
+            )
             return self._call_whole(original, layer, *args, **keywords)
         decided = self.next_call(layer, flat)
         decided.by_rows &= any(decided.arguments) and id(layer) not in self.plan.whole_layers
@@ -198,38 +191,44 @@ class GlobalView:
             self.in_layers.append((first, self.num_operations()))
         flat = tf.nest.flatten(outputs)
         if self.discovers:
-            decided.unknown = [isinstance(one, tf.Tensor) and one.shape.rank and one.shape[0] is None for one in flat]
-            pairs = zip(flat, decided.unknown, strict=True)
-            decided.outputs = [1 if unknown else self.rows_per_example(one) for one, unknown in pairs]
-        flat = [self._checked(*pair, layer) for pair in zip(flat, decided.unknown, strict=True)]
+            decided.outputs = [None if _has_unknown_rows(one) else self.rows_per_example(one) for one in flat]
         pairs = zip(flat, decided.outputs, strict=True)
-        return tf.nest.pack_sequence_as(outputs, [self._output(one, per_example) for one, per_example in pairs])
+        return tf.nest.pack_sequence_as(outputs, [self._output(layer, *pair) for pair in pairs])
+
+    def log(self, text: str) -> None:
+        """Logs how a step on several replicas differs from one on one device; in a trace without effect only."""
+        if self.discovers and self.rows.replicas > 1:
+            messages.log_once(text)
 
     def _by_xla(self, call: Callable[..., Any], *given: Any) -> Any:
-        """Calls a layer compiled by XLA, with its gradients; masks and added losses are further outputs of it."""
-        kept: dict[str, Any] = {}
+        """Calls a layer compiled by XLA, with its gradients; masks, logits and added losses are outputs of it, too."""
+        places: list[Any] = []
 
         @tf.function(jit_compile=True, autograph=False)
-        def compiled(tensors: list[Any]) -> tuple[Any, list[Any], list[Any]]:
+        def compiled(tensors: list[Any]) -> tuple[Any, dict[int, Any], dict[int, Any], list[Any]]:
             found = iter(tensors)
             outputs = call(*tf.nest.pack_sequence_as(given, [next(found) if _is_tensor(one) else one for one in flat]))
-            masks = [rows_lib.mask_of(one) if isinstance(one, tf.Tensor) else None for one in tf.nest.flatten(outputs)]
-            kept.update(masked=[one is not None for one in masks], places=[place for place, _ in self.losses])
-            return outputs, [one for one in masks if one is not None], [loss for _, loss in self.losses]
+            made = [*enumerate(tf.nest.flatten(outputs))]
+            masks = {place: rows_lib.mask_of(one) for place, one in made if isinstance(one, tf.Tensor)}
+            masks = {place: mask for place, mask in masks.items() if mask is not None}
+            logits = {place: one._keras_logits for place, one in made if hasattr(one, "_keras_logits")}
+            places[:] = [place for place, _ in self.losses]
+            return outputs, masks, logits, [loss for _, loss in self.losses]
 
         flat = tf.nest.flatten(given)
         with patching.set_in_block(self, losses=[], compiles=True):
-            outputs, masks, losses = compiled([one for one in flat if _is_tensor(one)])
-        for (layer, index), loss in zip(kept["places"], losses, strict=True):
+            outputs, masks, logits, losses = compiled([one for one in flat if _is_tensor(one)])
+        for (layer, index), loss in zip(places, losses, strict=True):
             shard_layers.added_losses(layer)[index] = self._whole_loss(loss)
-        masks = iter(masks)
-        for one, masked in zip(tf.nest.flatten(outputs), kept["masked"], strict=True):
-            rows_lib.with_mask(one, next(masks) if masked else None)
+        for place, one in enumerate(tf.nest.flatten(outputs)):
+            rows_lib.with_mask(one, masks.get(place))
+            if place in logits:
+                one._keras_logits = logits[place]
         return outputs
 
     def _call_whole(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
         alone = trainer.reduce_context(lambda value: value), trainer.shard_present(None)
-        with patching.set_in_block(self, in_layer=True), rows_lib.draw_alike(), alone[0], alone[1]:
+        with patching.set_in_block(self, in_layer=True), trainer.as_replica(tf.constant(0)), alone[0], alone[1]:
             return original(layer, *args, **keywords)
 
     def rows_of_arguments(self, flat: list[Any], call: Call) -> list[Any]:
@@ -250,8 +249,7 @@ class GlobalView:
         self.num_calls += 1
         if self.discovers:
             # A tensor that the step made, such as by tf.boolean_mask, may have any number of rows: it is used whole.
-            unknown = [isinstance(one, tf.Tensor) and one.shape.rank and one.shape[0] is None for one in flat]
-            by_rows &= not any(a and id(b) not in self.wholes for a, b in zip(unknown, flat, strict=True))
+            by_rows &= not any(_has_unknown_rows(one) and id(one) not in self.wholes for one in flat)
             self.plan.calls.append(Call(name, by_rows, [self.rows_per_example(one) for one in flat]))
             return self.plan.calls[-1]
         call = self.plan.calls[number] if number < len(self.plan.calls) else Call("none", False, [])
@@ -288,7 +286,7 @@ class GlobalView:
         """Returns the rows of a tensor for each example of the batch; 0: its rows are not those of the batch."""
         if id(value) in self.wholes:
             return self.wholes[id(value)].per_example
-        if not _is_tensor(value) or not value.shape.rank:
+        if not isinstance(value, tf.Tensor | _COMPOSITE) or not value.shape.rank:
             return 0
         examples = self.plan.batch
         if value.shape[0] is None and isinstance(value, _COMPOSITE):  # Such as the output of a layer for texts.
@@ -302,7 +300,9 @@ class GlobalView:
         divides = any(size % int(part * examples) == 0 for part in (*self.plan.data, 1) if part)
         return fractions.Fraction(size, examples) if size and divides else 0
 
-    def _output(self, value: Any, per_example: fractions.Fraction | int) -> Any:
+    def _output(self, layer: keras.Layer, value: Any, per_example: fractions.Fraction | int | None) -> Any:
+        if per_example is None:
+            value, per_example = self._with_a_row_per_example(layer, value), 1
         if per_example:
             whole = self.whole_of(value, per_example)
             mask = None if isinstance(value, _COMPOSITE) else rows_lib.mask_of(value)
@@ -317,8 +317,8 @@ class GlobalView:
         part = tf.cast(value, tf.int64) * tf.cast(counts, tf.int64)
         return tf.cast(self.whole_sum(part), value.dtype)
 
-    def _checked(self, value: Any, unknown: bool, layer: keras.Layer) -> Any:
-        if not unknown or self.discovers:
+    def _with_a_row_per_example(self, layer: keras.Layer, value: tf.Tensor) -> tf.Tensor:
+        if self.discovers:
             return value
         words = (
             f"The layer {layer.name} returns a number of rows that depends on the values of the batch, which replicas "
@@ -335,24 +335,21 @@ class GlobalView:
 
     def whole_sum(self, part: tf.Tensor) -> tf.Tensor:
         """Returns the sum of the replicas' parts of a number. It is computed only if the step reads it."""
-        number, reads = len(self.wholes), len(self.wholes) in self.plan.read
+        number = len(self.wholes)
 
         def backward(upstream: tf.Tensor) -> tf.Tensor:
             if self.recording:
                 return trainer.sum_differentiable(upstream)
             return upstream * tf.cast(self.rows.replicas, upstream.dtype)
 
-        @tf.custom_gradient
-        def total(part: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-            return trainer.sum_differentiable(part) if reads else tf.identity(part), backward
-
-        whole = tf.identity(part) if self.discovers else total(part)
+        total = trainer.sum_differentiable if number in self.plan.read else tf.identity
+        whole = tf.identity(part) if self.discovers else _with_gradient(total, backward, part)
         self.wholes[id(whole)] = _Whole(whole, part, number, 0)
         return whole
 
     def parts_of_losses(self) -> list[tf.Tensor]:
         """Returns this replica's parts of the numbers that are sums of parts, such as losses."""
-        return [] if self.discovers else [one.rows for one in self.wholes.values() if not one.per_example]
+        return [one.rows for one in self.wholes.values() if not one.per_example]
 
     def add_loss(self, original: Callable[..., None], layer: keras.Layer, loss: Any) -> None:
         """Replaces `add_loss` of a layer: what it adds on this replica's rows becomes a loss of the global batch."""
@@ -378,36 +375,25 @@ class GlobalView:
             return known.rows
         if self.discovers:
             return tf.identity(whole)
-        if isinstance(whole, _COMPOSITE):
-            raise ValueError(_NO_COMPOSITE.format(kind=type(whole).__name__, line=user_code.current_line()))
-
+        _refuse_composite(whole)
         rows = self.rows.scaled(per_example)
 
         def backward(upstream: tf.Tensor) -> tf.Tensor:
             # Of a lookup of rows, as by `tf.gather`, it is tf.IndexedSlices.
             return rows.gather(tf.convert_to_tensor(upstream)) / tf.cast(rows.replicas, upstream.dtype)
 
-        @tf.custom_gradient
-        def cut(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-            return rows.take(value), backward
-
-        own, mask = cut(whole) if whole.dtype.is_floating else rows.take(whole), rows_lib.mask_of(whole)
+        own, mask = _with_gradient(rows.take, backward, whole), rows_lib.mask_of(whole)
         return own if mask is None else rows_lib.with_mask(own, self.own_rows(mask, per_example))
 
-    def whole_of(self, own: Any, per_example: fractions.Fraction | int = 1) -> Any:
-        """Returns the tensor of the global batch for this replica's rows `own`: gathered only if the step reads it.
-
-        Args:
-            per_example: rows for each example.
-        """
+    def whole_of(self, own: Any, per_example: fractions.Fraction | int) -> Any:
+        """Returns the tensor of the global batch for this replica's rows `own`: gathered only if the step reads it."""
         number = len(self.wholes)
         if self.discovers:
             whole = tf.identity(own)
         elif number not in self.plan.read:
             whole = self._placeholder(own, per_example)
-        elif isinstance(own, _COMPOSITE):
-            raise ValueError(_NO_COMPOSITE.format(kind=type(own).__name__, line=user_code.current_line()))
         else:
+            _refuse_composite(own)
             whole = self._gather(own, per_example)
         if self.plan.is_static and isinstance(whole, tf.Tensor):
             whole.set_shape([int(per_example * self.plan.batch), *whole.shape[1:]])
@@ -419,8 +405,6 @@ class GlobalView:
 
     def _gather(self, own: tf.Tensor, per_example: fractions.Fraction | int) -> tf.Tensor:
         rows = self.rows.scaled(per_example)
-        if not own.dtype.is_floating:
-            return rows.gather(own)
 
         def backward(upstream: tf.Tensor) -> tf.Tensor:
             low, high = rows.low, rows.low + rows.count
@@ -430,15 +414,10 @@ class GlobalView:
                 return upstream[low:high] * tf.cast(rows.replicas, upstream.dtype)
             return trainer.sum_differentiable(rows.pad_to_most(upstream))[low:high]
 
-        @tf.custom_gradient
-        def gather(part: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-            return rows.gather(part), backward
-
-        self.gathered.append(
-            (rows.most * (own.shape[1:].num_elements() or 0) * own.dtype.size, user_code.current_line())
-        )
+        size = rows.most * (own.shape[1:].num_elements() or 0) * own.dtype.size
+        self.gathered.append((size, user_code.current_line()))
         # A replica without examples has a blank row.
-        return gather(own[: rows.count])
+        return _with_gradient(rows.gather, backward, own[: rows.count])
 
     def _placeholder(self, own: Any, per_example: fractions.Fraction | int) -> Any:
         """Returns a tensor of the shape of the global batch, whose values nobody reads."""
@@ -450,8 +429,7 @@ class GlobalView:
             splits = tf.pad(own.row_splits, [[0, tf.cast(total, own.row_splits.dtype) - own.nrows()]])
             return tf.RaggedTensor.from_row_splits(tf.identity(own.values), splits, validate=False)
         whole = tf.zeros(tf.concat([total[None], tf.shape(own, tf.int64)[1:]], 0), own.dtype)
-        static = own.shape[0] and self.rows.static and own.shape[0] * self.rows.replicas
-        whole.set_shape([static, *own.shape[1:]])
+        whole.set_shape([None, *own.shape[1:]])
         return whole
 
     def whole_batch(self, data: Any) -> Any:
@@ -486,9 +464,8 @@ class GlobalView:
                 "choose by tf.where, or by an argument of the constructor."
             )
         elif (size := sum(one for one, _ in self.gathered)) >= _MIN_LOGGED_BYTES and replicas_lib.is_first():
-            lines = list(
-                dict.fromkeys(line for one, line in sorted(self.gathered, reverse=True) if line != "a library")
-            )
+            lines = [line for _, line in sorted(self.gathered, reverse=True) if line != "a library"]
+            lines = list(dict.fromkeys(lines))
             messages.log_once(f"Each step gathers {size / 1e6:.0f} MB of the batch, in {text.list_names(lines, 3)}.")
 
     def num_operations(self) -> int:
@@ -500,8 +477,8 @@ class GlobalView:
         work = [_work(one, factor) for one in self.graph.get_operations()]
         in_layers = sum(sum(work[first:last]) for first, last in self.in_layers)
         whole = sum(work) - in_layers
-        if self.rows.replicas > 1 and whole >= _MIN_LOGGED_WORK and whole >= 0.1 * sum(work):
-            messages.log_once(
+        if whole >= _MIN_LOGGED_WORK and whole >= 0.1 * sum(work):
+            self.log(
                 f"{100 * whole / sum(work):.0f} % of the step's forward pass is computed for the whole batch on each "
                 f"of the {self.rows.replicas} replicas, because it is outside of layers: put it into the `call` of a "
                 "layer, and call the layer."
@@ -538,21 +515,21 @@ class GlobalView:
         Returns:
             The gradients, and the indices of the rows that every replica looks up.
         """
-        pairs = zip(gradients, variables, strict=True)
-        lists = [self._count_once(*one) if isinstance(one[0], tf.IndexedSlices) else (one[0], []) for one in pairs]
-        return [gradient for gradient, _ in lists], [one for _, rows in lists for one in rows]
-
-    def _count_once(self, gradient: tf.IndexedSlices, variable: Any) -> tuple[Any, list[tf.Tensor]]:
-        numbers = {op.name: number for number, op in enumerate(self.graph.get_operations()[: self.num_forward])}
-        lookups = [numbers[op.name] for op in _uses(variable) if op.type in _LOOKUPS and op.name in numbers]
-        of_rows = [any(first <= number < last for first, last in self.in_layers) for number in lookups]
-        if all(of_rows):
-            return gradient, []
-        if any(of_rows):
-            return tf.convert_to_tensor(gradient), []
-        factor = tf.cast(tf.equal(replicas_lib.replica_id(), 0), gradient.values.dtype)
-        values = gradient.values * factor * tf.cast(self.rows.replicas, factor.dtype)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape), [gradient.indices]
+        forward = self.graph.get_operations()[: self.num_forward]
+        in_layers = {op.name for first, last in self.in_layers for op in forward[first:last]}
+        found, looked_up, names = list(gradients), [], {op.name for op in forward}
+        for place, gradient in enumerate(gradients):
+            if not isinstance(gradient, tf.IndexedSlices):
+                continue
+            lookups = {op.name for op in _uses(variables[place]) if op.type in _LOOKUPS} & names
+            if lookups.isdisjoint(in_layers) and lookups:
+                counts = tf.cast(tf.equal(replicas_lib.replica_id(), 0), tf.int32) * self.rows.replicas
+                values = gradient.values * tf.cast(counts, gradient.values.dtype)
+                found[place] = tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+                looked_up.append(gradient.indices)
+            elif lookups - in_layers:
+                found[place] = tf.convert_to_tensor(gradient)
+        return found, looked_up
 
     def cond(self, original: Callable[..., Any], pred: Any, *branches: Callable, **options: Any) -> Any:
         """Runs a condition of the step; if a branch updates variables, once for all replicas.
@@ -593,20 +570,21 @@ class GlobalView:
 
     def note_update_in_layer(self, metric: keras.Metric) -> None:
         """Notes that the layer that runs on the own rows updates a metric: it is then called on whole tensors."""
-        if not self.discovers or self.rows.replicas == 1:
-            return
-        self.plan.updating.append(self.on_rows)
-        messages.log_once(
+        if self.rows.replicas > 1:
+            self.plan.updating.append(self.on_rows)
+        self.log(
             f"{type(self.on_rows).__name__} {self.on_rows.name!r} updates the metric {metric.name!r} in its call: each "
             f"of the {self.rows.replicas} replicas computes it for the whole batch. Update it in a train_step, by what "
             "the layer returns."
         )
 
 
-_NO_COMPOSITE = (
-    "The step reads a {kind} of the batch, which replicas cannot gather, in {line}\nPass it to layers only, or make it "
-    "dense in the data, by .to_tensor()."
-)
+def _refuse_composite(value: Any) -> None:
+    if isinstance(value, _COMPOSITE):
+        raise ValueError(
+            f"The step reads a {type(value).__name__} of the batch, which replicas cannot gather, in "
+            f"{user_code.current_line()}\nPass it to layers only, or make it dense in the data, by .to_tensor()."
+        )
 
 
 def _work(operation: tf.Operation, factor: int) -> int:
@@ -632,52 +610,57 @@ def _functions_of(graph: tf.Graph) -> dict[str, Any]:
     return {one.signature.name: one for one in graph.as_graph_def().library.function}
 
 
+def _functions_of(graph: tf.Graph) -> dict[str, Any]:
+    """Returns the functions of a graph by name: those of its branches, loops and calls."""
+    return {one.signature.name: one for one in graph.as_graph_def().library.function}
+
+
 def _is_read(whole: Any, functions: Callable[[tf.Graph], dict[str, Any]]) -> bool:
-    parts, shapes = _parts(whole), []
+    """Returns whether an operation of the graph reads the values of a tensor, and not only its shape."""
+    parts = [one for one in tf.nest.flatten(whole, expand_composites=True) if isinstance(one, tf.Tensor)]
     if isinstance(whole, tf.SparseTensor):
         parts.pop()  # Its shape.
-    elif isinstance(whole, tf.RaggedTensor):  # tf.shape casts the row splits, which reads no values.
-        shapes = [
-            op for op in whole.row_splits.consumers() if op.type == "Cast" and not _is_read(op.outputs[0], functions)
-        ]
     uses = [
         (op, place) for part in parts for op in part.consumers() for place, one in enumerate(op.inputs) if one is part
     ]
-    return any(
-        _reads(op.type, op.node_def.attr, place, functools.partial(functions, op.graph))
-        for op, place in uses
-        if op not in shapes
-    )
+    if isinstance(whole, tf.RaggedTensor):  # tf.shape casts the row splits, which reads no values.
+        uses = [(op, place) for op, place in uses if op.type != "Cast" or _is_read(op.outputs[0], functions)]
+    return any(_reads(op.node_def, place, functools.partial(functions, op.graph)) for op, place in uses)
 
 
-def _reads(kind: str, attributes: Any, place: int, functions: Callable[[], dict[str, Any]]) -> bool:
-    """Returns whether an operation, or a function that it calls, reads the values of an input, and not only its shape.
+def _reads(node: Any, place: int, functions: Callable[[], dict[str, Any]]) -> bool:
+    """Returns whether a node, or a function that it calls, reads the values of an input, and not only its shape.
 
     Args:
-        kind: the type of the operation.
-        attributes: those of its node.
         place: which input.
-        functions: returns those of the graph, by name; called only if the operation calls one.
+        functions: returns those of the graph, by name; called only if the node calls one.
     """
-    if kind not in _WITH_GRAPHS:
-        return kind not in _OF_SHAPE
-    names, first = _WITH_GRAPHS[kind]
-    if place < first:
-        return True
-    called = [one.name for name in names for one in (attributes[name].list.func or [attributes[name].func])]
-    for function in map(functions().__getitem__, called):
-        argument = function.signature.input_arg[place - first].name
+    called = [one.name for value in node.attr.values() for one in (value.list.func or [value.func]) if one.name]
+    inputs = [name for name in node.input if not name.startswith("^")]
+    for function in map(functions().__getitem__, called) if called else ():
+        arguments = [one.name for one in function.signature.input_arg]
+        if place < len(inputs) - len(arguments):  # The condition of a branch.
+            return True
+        argument = arguments[place - len(inputs)]
         # A loop returns what it does not change.
-        if argument in function.ret.values() and not kind.endswith("While"):
+        if argument in function.ret.values() and not node.op.endswith("While"):
             return True
-        uses = [(node, one) for node in function.node_def for one, name in enumerate(node.input) if name == argument]
-        if any(_reads(node.op, node.attr, one, functions) for node, one in uses):
+        uses = [
+            (inner, index) for inner in function.node_def for index, one in enumerate(inner.input) if one == argument
+        ]
+        if any(_reads(*use, functions) for use in uses):
             return True
-    return False
+    return not called and node.op not in _OF_SHAPE
 
 
-def _parts(value: Any) -> list[tf.Tensor]:
-    return [one for one in tf.nest.flatten(value, expand_composites=True) if isinstance(one, tf.Tensor)]
+def _has_unknown_rows(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and bool(value.shape.rank) and value.shape[0] is None
+
+
+def _with_gradient(forward: Callable[[tf.Tensor], tf.Tensor], backward: Callable, value: tf.Tensor) -> tf.Tensor:
+    """Returns `forward(value)`; `backward` returns its gradient for the gradient of the result."""
+    compute = tf.custom_gradient(lambda given: (forward(given), backward))
+    return compute(value) if value.dtype.is_floating else forward(value)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -744,20 +727,12 @@ def of_step() -> GlobalView | None:
 @contextlib.contextmanager
 def tracing_step(viewed: bool, view: GlobalView) -> Iterator[None]:
     """Marks the block that traces a step in this thread; `viewed`: the step sees the global batch."""
-    with patching.set_in_block(_tracing, view=view if viewed else None, step=view, graph=view.graph):
+    with patching.set_in_block(_tracing, view=view if viewed else None, step=view):
         yield
 
 
 def apply(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, *args: Any, **keywords: Any) -> Any:
-    """Calls the `apply` of an optimizer.
-
-    Raises:
-        ValueError: a step applies it in a branch, a loop or a function of its own in the graph.
-    """
-    graph = getattr(_tracing, "graph", None)
-    in_optimizer = getattr(_tracing, "applied", None) is not None
-    if graph not in (None, tf.compat.v1.get_default_graph()) and not in_optimizer:
-        refuse_apply(optimizer)
+    """Calls the `apply` of an optimizer, whose branches `cond` then knows."""
     with patching.set_in_block(_tracing, applied=optimizer):
         return original(optimizer, *args, **keywords)
 
@@ -789,21 +764,12 @@ def _trace_branch(
     function: Callable[[], Any],
 ) -> Any:
     """Traces a branch of a step, in a thread of its own."""
-    with draws(), patching.set_in_block(_tracing, view=view, graph=tf.compat.v1.get_default_graph()):
+    with draws(), patching.set_in_block(_tracing, view=view):
         return function()
 
 
 def _drop_result(function: Callable[[], Any]) -> None:
     function()  # The structure may differ between branches.
-
-
-def refuse_apply(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raises the ValueError of an optimizer that is applied in a graph of its own."""
-    raise ValueError(
-        f"The optimizer {optimizer.name!r} is applied inside a tf.while_loop, a nested tf.cond or a tf.function of its "
-        f"own, in {user_code.current_line()}\nAll replicas must apply together: apply in train_step itself or "
-        "in a tf.cond of it, and in Python loops if there are several."
-    )
 
 
 def call_in_step(method: Callable[..., Any], original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:

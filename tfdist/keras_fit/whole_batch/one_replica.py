@@ -1,13 +1,17 @@
 """What the code of a step sees of `tf.distribute`: one replica, which has the global batch, as under Keras alone."""
 
+import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.config import user_code
+from tfdist.config import patching, user_code
+from tfdist.config.patching import patch, replace_attribute, restore_after
 from tfdist.keras_fit.whole_batch import global_view
+
+_AUTOGRAPH = "/tensorflow/python/autograph/"
 
 
 class OneReplica:
@@ -46,19 +50,34 @@ def in_cross_replica_context(original: Callable[[], bool]) -> bool:
     return not _is_asked_by_step() and original()
 
 
-def _is_asked_by_step() -> bool:
-    """Returns whether the caller is the user's code, in a step, or in a layer whose rows are the whole batch."""
+def _is_asked_by_step(*, also_in_layers: bool = False) -> bool:
+    """Returns whether the user's code asks, in a step, or in a layer whose rows are the whole batch.
+
+    Args:
+        also_in_layers: whether a layer that runs on a replica's rows counts, too.
+    """
     view = global_view.of_step()
-    if view is None or (view.in_layer and not view.discovers):
+    if view is None or (view.in_layer and not view.discovers and not also_in_layers):
         return False
-    frame = inspect.currentframe().f_back.f_back.f_back  # The caller of the function that replaces TensorFlow's.
-    while "/tensorflow/python/autograph/" in frame.f_code.co_filename:
+    frame = inspect.currentframe()
+    while frame.f_code.co_filename in (__file__, patching.__file__) or _AUTOGRAPH in frame.f_code.co_filename:
         frame = frame.f_back
     return user_code.is_users(frame.f_code.co_filename)
 
 
-# Owner, name, and the function that replaces it.
-REPLACED = (
-    (tf.distribute, "get_replica_context", replica_context),
-    (tf.distribute, "in_cross_replica_context", in_cross_replica_context),
-)
+@contextlib.contextmanager
+def show_one_replica() -> Iterator[None]:
+    """In the block, `tf.distribute` tells a user's code in a step that there is one replica."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch(tf.distribute, "get_replica_context", replica_context))
+        stack.enter_context(patch(tf.distribute, "in_cross_replica_context", in_cross_replica_context))
+        for owner in (tf.distribute.Strategy, tf.distribute.ReplicaContext):
+            stack.enter_context(restore_after([owner], ["num_replicas_in_sync"]))
+            original = owner.num_replicas_in_sync
+
+            def number(one: Any, original: property = original) -> int:
+                # A loss that a layer adds may be divided by the number.
+                return 1 if _is_asked_by_step(also_in_layers=True) else original.fget(one)
+
+            replace_attribute(owner, "num_replicas_in_sync", property(number))
+        yield

@@ -5,9 +5,8 @@ Updates of metrics are kept on each replica until the values of the metrics are 
 added to the variables.
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -24,40 +23,37 @@ from tfdist.keras_fit.whole_batch.per_example import is_per_example
 from tfdist.training import api as trainer
 
 
-def call_loss(view: GlobalView, original: Callable[..., Any], loss: keras.Loss, *args: Any, **keywords: Any) -> Any:
+def call_loss(
+    view: GlobalView,
+    original: Callable[..., Any],
+    loss: keras.Loss,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any = None,
+) -> Any:
     """Calls a loss: on the own rows if it is known to be a mean or sum over rows, else on whole tensors."""
+    given = (y_true, y_pred, sample_weight)
     if view.in_inner_graph:
-        return original(loss, *args, **keywords)
-    given = _arguments(*args, **keywords)
+        return original(loss, *given)
     flat = tf.nest.flatten(given)
-    decided = view.next_call(loss, flat, is_per_example(loss) and view.has_rows(given[1]))
+    decided = view.next_call(loss, flat, is_per_example(loss) and view.has_rows(y_pred))
     if not decided.by_rows:
-        return original(loss, *args, **keywords)
+        return original(loss, *given)
     own = tf.nest.pack_sequence_as(given, view.rows_of_arguments(flat, decided))
     of_rows = loss.reduction in (None, "none")
     with patching.set_in_block(view, in_layer=True, reduces=not of_rows):
         value = original(loss, *own)
     if of_rows:
-        return view.whole_of(value, view.rows_per_example(given[1]))
+        return view.whole_of(value, view.rows_per_example(y_pred))
     return value if view.in_parts else view.whole_sum(value)
 
 
-@contextlib.contextmanager
-def patch_losses() -> Iterator[None]:
-    """Makes Keras' losses in a step those of the global batch: Keras would divide them by the number of replicas."""
-    with (
-        patching.patch(keras_loss, "reduce_weighted_values", _reduce_loss),
-        patching.patch(keras_loss, "scale_loss_for_distribution", _as_given),
-        patching.patch(keras_loss, "unscale_loss_for_distribution", _as_given),
-    ):
-        yield
-
-
-def _as_given(original: Callable[..., Any], value: Any) -> Any:
+def scale_loss(original: Callable[..., Any], value: Any) -> Any:
+    """Returns a loss in a step as it is, which is that of the global batch: Keras divides it by the replicas."""
     return original(value) if global_view.of_step() is None else value
 
 
-def _reduce_loss(
+def reduce_loss(
     original: Callable[..., tf.Tensor],
     values: tf.Tensor,
     sample_weight: tf.Tensor | None = None,
@@ -85,10 +81,6 @@ def _reduce_loss(
         valid = trainer.sum_differentiable(tf.reduce_sum(tf.cast(mask, values.dtype)) * present)
         return tf.math.divide_no_nan(total * present * tf.cast(tf.size(mask), values.dtype) / size, valid)
     return total / size * tf.cast(view.rows.weight, values.dtype)
-
-
-def _arguments(y_true: Any, y_pred: Any, sample_weight: Any = None) -> tuple[Any, Any, Any]:
-    return y_true, y_pred, sample_weight
 
 
 def compute_loss(
@@ -162,19 +154,24 @@ def _is_sum_of_rows(view: GlobalView, metric: keras.Metric, flat: Sequence[Any])
     return any(view.has_rows(one) for one in rows) and not any(view.is_sum(one) for one in flat)
 
 
+def per_replica(size: int, aggregation: str) -> keras.Variable:
+    """Returns a variable of zeros, float64 [size], of which each replica has its own value."""
+    return keras.Variable(
+        tf.zeros([size], tf.float64),
+        dtype="float64",
+        trainable=False,
+        synchronization="on_read",
+        aggregation=aggregation,
+    )
+
+
 class Pending:
     """Updates of metrics on each replica that are not yet added to the variables."""
 
     def __init__(self, cluster: Cluster, variables: Sequence[keras.Variable]):
         self.variables = list(variables)
         self._sizes = [math.prod(one.shape) for one in self.variables]
-        self.numbers = keras.Variable(
-            tf.zeros([sum(self._sizes)], tf.float64),
-            dtype="float64",
-            trainable=False,
-            synchronization="on_read",
-            aggregation="sum",
-        )
+        self.numbers = per_replica(sum(self._sizes), "sum")
         self._flush_all = tf.function(lambda: cluster.strategy.run(self._flush), autograph=False)
 
     def add(self, added: Iterable[tuple[keras.Variable, tf.Tensor]]) -> None:

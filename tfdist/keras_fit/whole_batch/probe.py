@@ -33,6 +33,8 @@ _DRAWS = [
     *((tf.random, name) for name in ("normal", "truncated_normal", "uniform")),
     *((tf.random, f"stateless_{name}") for name in ("normal", "truncated_normal", "uniform")),
 ]
+# The name of the operations of draws that are replaced by constants.
+_REPLACED = "replaced_draw"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -44,8 +46,6 @@ class Probe(GlobalView):
     compares: bool = True
     # Layers of the user's that draw random numbers, so that calls cannot be compared.
     untried: list[str] = dataclasses.field(default_factory=list)
-    # The operations of draws that are replaced by constants: [first, last) in the order of the graph.
-    constants: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     # What calls have assigned to variables.
     scope: keras.StatelessScope = dataclasses.field(
         default_factory=functools.partial(keras.StatelessScope, collect_losses=True)
@@ -65,25 +65,19 @@ class Probe(GlobalView):
             self.numbers += [(words, one) for one in floating if one.shape.rank == 0]
         super().add_loss(original, layer, loss)
 
-    def note_update_in_layer(self, metric: keras.Metric) -> None:
-        """Logs nothing: the trace of the step itself logs it."""
-
-    def _measure(self) -> None:
-        """Logs nothing: this graph also has calls of layers that the step does not make."""
+    def log(self, text: str) -> None:
+        """Logs nothing: the trace of the step itself does, without the calls that are made to compare."""
 
     def draw_constant(self, original: Callable[..., tf.Tensor], *args: Any, **options: Any) -> tf.Tensor:
         """Replaces a function that draws: returns one constant in the shape and dtype of the draw."""
-        before = len(self.graph.get_operations())
-        drawn = original(*args, **options)
-        self.constants.append((before, len(self.graph.get_operations())))
+        with tf.name_scope(_REPLACED):
+            drawn = original(*args, **options)
         return tf.fill(tf.shape(drawn), tf.cast(0.4, drawn.dtype))
 
     def _draws(self, first: int) -> bool:
         """Returns whether operations from the number `first` on draw numbers that are not made constant."""
-        kept = [range(*one) for one in self.constants]
-        operations = enumerate(self.graph.get_operations()[first:], first)
-        drawn = [number for number, op in operations if "Random" in op.type or "RngState" in op.type]
-        return any(not any(number in one for one in kept) for number in drawn)
+        operations = [op for op in self.graph.get_operations()[first:] if _REPLACED not in op.name]
+        return any("Random" in op.type or "RngState" in op.type for op in operations)
 
     def compare(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
         """Calls a layer, in another layer or in the step, on all of its rows and on two parts of them.
@@ -99,10 +93,10 @@ class Probe(GlobalView):
             return original(layer, *args, **keywords)
         # Before the call, which may take masks off its inputs.
         masks = [rows.mask_of(one) if n else None for one, n in zip(flat, times, strict=True)]
-        before, is_outermost = len(self.graph.get_operations()), self.numbers is None
-        numbers = [[]] if is_outermost else []
+        before, is_outermost = self.num_operations(), self.numbers is None
+        numbers = [[] if is_outermost else self.numbers]
         assigned = dict(self.scope.state_mapping)
-        with patching.set_in_block(self, numbers=numbers[0] if is_outermost else self.numbers):
+        with patching.set_in_block(self, numbers=numbers[0]):
             whole = original(layer, *args, **keywords)
         if self.in_inner_graph:
             return whole
@@ -225,8 +219,7 @@ def mixing_layers(
         return [], [], ["a layer (the data is ragged or sparse)"]
     if size < 2:
         return [], [], []
-    compared: list[tuple[keras.Layer, str]] = []
-    untried: list[str] = []
+    probes: list[Probe] = []
     flat = [one for one in tf.nest.flatten(data) if one is not None]
 
     def differences(*tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -239,20 +232,21 @@ def mixing_layers(
             for owner, name in _DRAWS:
                 stack.enter_context(patching.patch(owner, name, probe.draw_constant))
             trace(probe, batch)
-        compared[:] = [(layer, words) for layer, words, _ in probe.found]
-        untried[:] = dict.fromkeys(f"{name} (it draws random numbers)" for name in probe.untried)
+        probes.append(probe)
         return [value for *_, value in probe.found]
 
     try:
         values = _values(differences, flat)
     except Exception as error:  # A step that needs other values or another size.
         return [], [], [f"a layer (a call with random values raised {type(error).__name__})"]
-    mixing = [one for one, value in zip(compared, values, strict=True) if value > 1.0]
+    (probe,) = probes
+    mixing = [(layer, words) for (layer, words, _), value in zip(probe.found, values, strict=True) if value > 1.0]
+    untried = dict.fromkeys(f"{name} (it draws random numbers)" for name in probe.untried)
     ids = {id(layer) for layer, words in mixing if words == _name(layer)}
     inner = [
         words for layer, words in mixing if words != _name(layer) or not ids & {id(part) for part in _parts(layer)[1:]}
     ]
-    return [layer for layer, _ in mixing], list(dict.fromkeys(inner)), untried
+    return [layer for layer, _ in mixing], list(dict.fromkeys(inner)), list(untried)
 
 
 def _values(differences: Callable[..., list[tf.Tensor]], given: Sequence[tf.Tensor]) -> list[float]:

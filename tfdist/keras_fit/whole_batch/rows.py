@@ -1,6 +1,5 @@
 """A replica's rows of the global batch, and tensors with the rows of all replicas."""
 
-import contextlib
 import dataclasses
 import fractions
 from typing import Any
@@ -67,8 +66,7 @@ class Rows:
 
     def gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Concatenates the replicas' `tensor` in the order of the global batch."""
-        static, row = tensor.shape[0], tensor.shape[1:]
-        low, count, total, most = self.low, self.count, self.total, self.most
+        row, low, count, total, most = tensor.shape[1:], self.low, self.count, self.total, self.most
         wire = tensor.dtype if tensor.dtype in _DTYPES else tf.int64 if tensor.dtype.size > 4 else tf.int32
         rows = tf.cast(tensor[:count], wire)
         if not row.is_fully_defined() and self.replicas > 1:
@@ -80,8 +78,7 @@ class Rows:
             padded.set_shape([most, *row])
             whole = trainer.sum_differentiable(padded)[:total]
         whole = tf.cast(whole, tensor.dtype)
-        # Shapes of shards are static only if all shards are equal.
-        whole.set_shape([static and static * self.replicas, *row])
+        whole.set_shape([None, *row])
         return whole
 
     def _gather_unknown_shape(self, rows: tf.Tensor, low: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
@@ -94,18 +91,13 @@ class Rows:
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(tf.equal(sizes, size)), [text, sizes])]):
             places = low * size + tf.range(tf.size(rows, tf.int64))
         numbers = tf.IndexedSlices(tf.reshape(rows, [-1]), places, (total * size)[None])
-        (numbers,) = trainer.gather_rows([numbers], _sums, lambda values: values.dtype)
+        (numbers,) = trainer.gather_rows(
+            [numbers],
+            add=lambda parts: [trainer.sum_differentiable(one) for one in parts],
+            wire_type=lambda values: values.dtype,
+        )
         flat = tf.scatter_nd(numbers.indices[:, None], numbers.values, (total * size)[None])
         return tf.reshape(flat, tf.concat([total[None], shape], axis=0))
-
-
-def draw_alike() -> contextlib.AbstractContextManager[None]:
-    """In the block, all replicas draw the same random numbers, as each computes for the whole batch."""
-    return trainer.as_replica(tf.constant(0))
-
-
-def _sums(parts: list[tf.Tensor]) -> list[tf.Tensor]:
-    return [trainer.sum_differentiable(part) for part in parts]
 
 
 def mask_of(value: Any) -> tf.Tensor | None:

@@ -76,26 +76,23 @@ def _refuse(cluster: Cluster, layers: list[keras.Layer]) -> None:
             )
 
 
-class _LossesOfReplica:
+class _LossesOfReplica(threading.local):
     """A list of a layer's losses for each replica: a process traces its replicas in threads, one after another."""
 
     def __init__(self) -> None:
-        self._thread = threading.local()
-
-    def _own(self) -> list[Any]:
-        return vars(self._thread).setdefault("losses", [])
+        self._of_thread: list[Any] = []
 
     def extend(self, losses: Any) -> None:
-        self._own().extend(losses)
+        self._of_thread.extend(losses)
 
     def clear(self) -> None:
-        self._own().clear()
+        self._of_thread.clear()
 
     def __setitem__(self, place: int, loss: Any) -> None:
-        self._own()[place] = loss
+        self._of_thread[place] = loss
 
     def __getitem__(self, place: Any) -> Any:
-        return self._own()[place]
+        return self._of_thread[place]
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return list, ()  # A copy of the layer gets an empty list.

@@ -1,10 +1,8 @@
 """Communication between replicas in a step, other than the gradients' all-reduce; called in `strategy.run`."""
 
-import contextlib
 import functools
-import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,22 +25,6 @@ class _Trace(threading.local):
 
 
 _trace = _Trace()
-ReplicaContext = tf.distribute.ReplicaContext
-
-
-@contextlib.contextmanager
-def show_one_replica(applies: Callable[[str], bool]) -> Iterator[None]:
-    """In the block, `num_replicas_in_sync` is 1 for code in files for which `applies(path)` is True."""
-    with contextlib.ExitStack() as stack:
-        for owner in (tf.distribute.Strategy, ReplicaContext):
-            stack.enter_context(patching.restore_after([owner], ["num_replicas_in_sync"]))
-            original = owner.num_replicas_in_sync
-
-            def number(one: Any, original: property = original) -> int:
-                return 1 if applies(inspect.currentframe().f_back.f_code.co_filename) else original.fget(one)
-
-            patching.replace_attribute(owner, "num_replicas_in_sync", property(number))
-        yield
 
 
 def reduce_context(reduce: Callable[[tf.Tensor], tf.Tensor]) -> AbstractContextManager[None]:
