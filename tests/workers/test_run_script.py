@@ -1,9 +1,12 @@
 """`python -m tfdist.run`: an unchanged Keras script on two workers gives what Keras gives on one device."""
 
 import functools
+import http.server
 import re
 import signal
 import sys
+import threading
+import time
 
 import numpy as np
 import processes
@@ -209,6 +212,47 @@ def fit(model, number):
 
 print("scores", keras_tuner.search(build, 4, fit))
 """
+
+
+# As a data set of Keras, in a file of Keras.
+DOWNLOADS = """
+import sys
+from keras.src.datasets import mnist
+code = "def load(): return get_file('data.bin', origin=sys.argv[1], cache_dir='.')"
+found = vars(mnist) | {"sys": sys}
+exec(compile(code, mnist.__file__, "exec"), found)
+sys.stderr.write(f"bytes {len(open(found['load'](), 'rb').read())}")
+"""
+
+
+@pytest.fixture
+def server():
+    """The address of a file on a slow server, and the paths that were asked for."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.send_header("Content-Length", "5000")
+            self.end_headers()
+            for _ in range(5):
+                self.wfile.write(bytes(1000))
+                time.sleep(0.1)
+
+    with http.server.ThreadingHTTPServer(("localhost", 0), Handler) as found:
+        threading.Thread(target=found.serve_forever, daemon=True).start()
+        yield f"http://localhost:{found.server_port}/data.bin", asked
+        found.shutdown()
+
+
+def test_a_data_set_of_keras_is_downloaded_by_one_worker(tmp_path, server):
+    address, asked = server
+    (tmp_path / "script.py").write_text(DOWNLOADS)
+    command = [sys.executable, "-m", "tfdist.run", "script.py", address]
+    codes, outputs = processes.run([command] * 2, environments(2), cwd=tmp_path)
+    assert codes == [0, 0] and all("bytes 5000" in output for output in outputs), outputs
+    assert asked == ["/data.bin"]
 
 
 @pytest.mark.slow

@@ -121,7 +121,7 @@ def _draws_for_all() -> bool:
     return not cluster_lib.is_on_one_worker() and threading.current_thread() is threading.main_thread()
 
 
-def line_of_script(path: Any = None) -> str:
+def line_of_script(path: Any = None, *, for_library: bool = False) -> str:
     """Returns the calling line of the script, such as "train.py:12"; "" if the workers need not act together.
 
     They need not if a worker runs alone, a module is imported, `path` is not a path or is private to this worker, or a
@@ -130,6 +130,7 @@ def line_of_script(path: Any = None) -> str:
     Args:
         path: the file that the function writes; None: the function has no file. A file that a library writes counts as
             the script's, such as a picture, unless it is in a hidden directory or in the library.
+        for_library: the workers also act together if a library calls for a purpose of its own, such as a download.
     """
     if not on_all_workers() or (path is not None and (not _is_path(path) or is_private(path))):
         return ""
@@ -139,7 +140,7 @@ def line_of_script(path: Any = None) -> str:
             return ""
         by_library = by_library or kind == "library"
         frame = frame.f_back
-    if frame is None or (by_library and (path is None or _is_of_library(path))):
+    if frame is None or (by_library and not for_library and (path is None or _is_of_library(path))):
         return ""
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 

@@ -20,8 +20,10 @@ import os
 import pathlib
 import shutil
 import sqlite3.dbapi2
+import sys
 import tarfile
 import tempfile
+import types
 import urllib.request
 import weakref
 import zipfile
@@ -87,7 +89,7 @@ def write_once(cluster: Cluster) -> Iterator[None]:
         (np.memmap, ["__new__"], _map_file),
         (tf.train.Checkpoint, ["save", "write"], _save_checkpoint),
         (tf.train.CheckpointManager, ["save"], _save_checkpoint),
-        (keras.utils, ["get_file"], _get_file),
+        *((module, ["get_file"], _get_file) for module in _modules_with(keras.utils.get_file)),
         *((module, ["connect"], _warn_of_database) for module in (sqlite3, sqlite3.dbapi2)),
     ]
     if not cluster.is_chief:
@@ -263,9 +265,15 @@ def _save_checkpoint(original: Callable[..., Any], saved: Any, *args: Any, **key
     return written
 
 
+def _modules_with(function: Callable[..., Any]) -> list[types.ModuleType]:
+    """Returns the modules that hold a function by its name, such as those of Keras' datasets."""
+    modules = [one for one in [*sys.modules.values()] if isinstance(one, types.ModuleType)]
+    return [one for one in modules if vars(one).get(function.__name__) is function]
+
+
 def _get_file(original: Callable[..., str], *args: Any, **keywords: Any) -> str:
     """Downloads on the chief, then on the first worker of each other host, where the file may be missing."""
-    place = script_state.line_of_script()
+    place = script_state.line_of_script(for_library=True)
     if not place:
         return original(*args, **keywords)
     script_state.call_on_owner(place, lambda: original(*args, **keywords))
