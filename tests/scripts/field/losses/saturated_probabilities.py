@@ -34,9 +34,9 @@ class Classifier(keras.Model):
 
 keras.utils.set_random_seed(0)
 x, y = 4 * np.random.rand(67, 6).astype("float32") - 2, np.random.randint(0, 4, 67)
-for activation in ("softmax", "sigmoid"):
-    for loss in LOSSES:
-        model = Classifier(loss, activation)
-        model.compile(keras.optimizers.SGD(0.5))
-        history = model.fit(x, y, batch_size=9, epochs=2, shuffle=False)
-        record(**{f"{loss} of {activation}": [history.history, [w.numpy() for w in model.weights]]})
+compiled = [(loss, activation, False) for activation in ("softmax", "sigmoid") for loss in LOSSES]
+for loss, activation, by_xla in [*compiled, ("sparse", "softmax", True)]:
+    model = Classifier(loss, activation)
+    model.compile(keras.optimizers.SGD(0.5), jit_compile=by_xla)
+    history = model.fit(x, y, batch_size=9, epochs=2, shuffle=False)
+    record(**{f"{loss} of {activation}, {by_xla}": [history.history, [w.numpy() for w in model.weights]]})
