@@ -63,7 +63,7 @@ class AsyncCheckpointer:
         self._changed = threading.Condition()
         # The checkpoint that is being written, and at most one that waits.
         self._queue: list[_Snapshot] = []
-        # The steps that are on disk.
+        # Steps of checkpoints on disk that this process has written or restored.
         self._valid_steps: set[int] = set()
         # Warnings of the thread for the main thread.
         self._texts: list[str] = []
@@ -72,7 +72,7 @@ class AsyncCheckpointer:
         """Removes what a killed run left in its workdir, and records that `restored` is valid.
 
         This run must hold the workdir's lock. Incomplete checkpoints and those that are no longer kept are removed at
-        once, temporary files that other processes may be writing after an hour, damaged checkpoints after a week.
+        once; temporary files, which other processes may be writing, after an hour; damaged checkpoints after a week.
         """
         for directory, leftovers, remove in (
             (self._directory, _LEFTOVERS, _remove),

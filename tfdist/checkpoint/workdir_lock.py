@@ -44,7 +44,7 @@ class Owner:
     machine: str = ""
     # When the process started, in clock ticks since boot.
     start: str = ""
-    # When it acquired the workdir, in seconds since 1970.
+    # When the run acquired the workdir, in seconds since 1970.
     since: float = 0.0
     # Interval of the heartbeats.
     heartbeat_seconds: float = 10.0

@@ -74,7 +74,7 @@ def for_script(cluster: Cluster) -> ScriptCluster:
 
 @contextlib.contextmanager
 def predict_locally(model: keras.Model) -> Iterator[None]:
-    """Lets Keras' own `model.predict` run on this worker, with all data; methods with collectives raise."""
+    """Lets Keras' own `model.predict` run on all data on this worker; methods that need all workers raise."""
     with patching.restore_attributes():
         # None: Keras takes TensorFlow's current strategy, the default one outside of scopes.
         patching.replace_until_end(model, "_distribute_strategy", None)

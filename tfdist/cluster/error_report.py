@@ -15,7 +15,7 @@ from tfdist.config import user_code
 _NAME_SECONDS = 3.0
 # Seconds to wait for another worker to announce the same error.
 _SAME_FAILURE_SECONDS = 3.0
-# Errors if the workers' graphs differ: of the ring over TCP, and of TensorFlow's own collectives.
+# Errors of the ring over TCP, and of TensorFlow's collectives, if the workers' graphs differ.
 DIFFERENT = re.compile(
     f"{heartbeat_monitor.DIFFERENT_GRAPHS}.*"
     r"|((?:Shape|Data type) mismatch in the collective instance|Collective instance \d+ expected type).*"
@@ -25,7 +25,8 @@ DIFFERENT = re.compile(
 def report_exception(error: BaseException) -> int:
     """Writes the error to standard error, and announces it to the other workers; returns the exit code.
 
-    Writes it only once, with a traceback unless tfdist can explain it. The calling thread must then end the process.
+    Writes it only once, with a traceback if the message does not say what to do, or with --verbosity=1. The calling
+    thread must then end the process.
     """
     if not hasattr(error, "reported_code"):
         error.reported_code = _report(error)
@@ -65,7 +66,7 @@ def _report(error: BaseException) -> int:
     if of_user:
         if _verbose():
             _print_stack(error)
-        place = "" if flags.FLAGS.is_parsed() else user_code.place(error)  # Only scripts call tfdist.
+        place = "" if flags.FLAGS.is_parsed() else user_code.place(error)  # Only a script's code calls tfdist.
         _print(f"{text}\n  Called at {place}." if place else text)
         return code
     explained = user_code.explain(error)

@@ -75,7 +75,7 @@ class StopRequest:
         In the second case, sets `reason` to TIME_LIMIT.
         """
         if self.reason is None:
-            # Two executions: this one, and the next, which sends the request to all workers. A save may be slower.
+            # This execution, and the next, which sends the request to all workers. The save may be slower than before.
             needed = _LEAVE_SECONDS + 2 * self.execution_seconds + 2 * self.save_seconds()
             if min(self.end - time.monotonic(), self.job_end - time.time()) < needed:
                 self.reason = TIME_LIMIT
@@ -93,17 +93,17 @@ def within(seconds: float, function: Callable[[], T]) -> T | None:
 
 
 def end_process(code: int) -> NoReturn:
-    """Ends the process, from any thread and without Python's shutdown, after what was printed is written."""
+    """Flushes standard output and ends the process, without Python's shutdown. Any thread may call it."""
 
     def flush() -> None:
         with contextlib.suppress(OSError, ValueError):  # The stream is closed.
             sys.stdout.flush()
 
-    within(_FLUSH_SECONDS, flush)  # A reader of a pipe may be stopped.
+    within(_FLUSH_SECONDS, flush)  # The reader of a pipe may be suspended.
     os._exit(code)
 
 
-# The request of a process of tfdist, from its start on; None in a user's own process, where each run has one.
+# The stop request of a tfdist command, made when it starts; None in a user's own process: each run makes one.
 _of_process: StopRequest | None = None
 # What the last `install_handlers` returned.
 _latest: StopRequest | None = None
@@ -118,7 +118,7 @@ def install_early_handlers(saves: bool = True) -> None:
 
 
 def install_handlers() -> StopRequest:
-    """Installs handlers that record stop signals (`_recorded`); a second SIGINT raises KeyboardInterrupt."""
+    """Installs handlers that record stop signals; a second SIGINT raises KeyboardInterrupt unless a run is stopping."""
     global _latest
     _latest = _of_process or StopRequest()
     for number in _recorded:

@@ -15,7 +15,7 @@ _SCATTER = ("add", "max", "min", "sub", "update")
 def add_methods() -> None:
     """Adds `float(variable)`, `int(variable)`, `variable.scatter_nd_update(...)`, and `variable[...].assign(...)`.
 
-    On replicas, all of them must be called with equal values, as `assign` must.
+    In `strategy.run`, all replicas must call them with equal values, as for `assign`.
     """
     kind = values.MirroredVariable
     methods: dict[str, Callable[..., Any]] = {

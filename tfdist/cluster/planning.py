@@ -123,7 +123,7 @@ def _implementation(communication: config_lib.Communication, gpus: tuple[int, ..
 
 @contextlib.contextmanager
 def explain_late_configuration() -> Iterator[None]:
-    """Explains the error of a block that configures devices or collectives too late: names the call to move.
+    """If the block configures devices or collectives too late, raises an error that names the call to move.
 
     Raises:
         RuntimeError: TensorFlow has already run an operation, or listed logical devices.

@@ -1,6 +1,6 @@
 """Replaces the tf.distribute strategies and cluster resolvers of a script of `tfdist.run` by those of the workers.
 
-All workers run the script as chief, so that decisions by a resolver's task are the same on all of them.
+All workers run the script as chief, so a decision by the resolver's task is the same on all of them.
 """
 
 import contextlib

@@ -43,7 +43,7 @@ def connect(
     if planned.num_workers > 1:
         from tfdist.cluster.several_workers import multi_worker
 
-        os.environ.update(grpc_proxy="")  # gRPC connects workers without a proxy, which downloads may need.
+        os.environ.update(grpc_proxy="")  # No proxy between workers; downloads keep theirs.
         started = multi_worker.start(planned, must_match or {}, workdir, stop)
     else:
         started = _start_alone(planned, stop)

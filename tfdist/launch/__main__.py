@@ -6,7 +6,7 @@ connects them itself with tfdist.connect(); `-- run --workdir=DIR my_script.py` 
 `-- PROGRAM ...` are started as they are. Each line of output starts with the rank of its worker.
 
 Exit codes are those of the workers: 0 finished, 75 stopped and saved (run the same command to resume), 1 an
-error; and 76 if it gave up restarting. See docs/launchers.md.
+error; and 76 if it gave up restarting, 130 after a second Ctrl-C. See docs/launchers.md.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _HELP = {"h", "help"}
 _SUCCESS = (0, interruption.EXIT_STOPPED)
 # Seconds between SIGTERM and SIGKILL when workers are stopped.
 GRACE_SECONDS = 10.0
-# After exit code 76: seconds until the other workers are stopped, so that the failure that caused it is seen.
+# After exit code 76: seconds until the other workers are stopped: the failure that caused it may be seen later.
 _SYMPTOM_SECONDS = 3.0
 # After the first worker has finished, or was stopped by a signal: seconds until the others are stopped.
 _LEAVE_SECONDS = 60.0
@@ -65,7 +65,7 @@ def supervise(
     gpus_by_rank: list[tuple[str, ...]],
     max_restarts: int,
 ) -> int:
-    """Runs attempts until one succeeds, is stopped, or fails with an error; returns the exit code.
+    """Runs attempts until one succeeds, is stopped or fails with an error, or none is left; returns the exit code.
 
     `gpus_by_rank` has an empty tuple for each worker on a machine without GPUs.
     """

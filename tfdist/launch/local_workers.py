@@ -27,7 +27,7 @@ def check_single_process(env: Mapping[str, str]) -> str:
 def divide_gpus(names: Sequence[str], workers: int, flag: str = "--workers") -> list[tuple[str, ...]]:
     """Divides the GPUs evenly among the workers, neighbours together; without GPUs, each has an empty tuple.
 
-    Raises ValueError, which names the flag that gives their number, if there are fewer GPUs than workers.
+    Raises ValueError if there are fewer GPUs than workers; `flag`: the name of the flag for `workers`, for the message.
     """
     share = len(names) // workers
     if names and not share:

@@ -35,7 +35,7 @@ class ProcessGroup:
 
     selector: selectors.BaseSelector
     workers: list[subprocess.Popen] = dataclasses.field(default_factory=list)
-    # Stop signals that the supervisor received, in order: those that `wait` has returned, and those that it has not.
+    # Stop signals that the supervisor received, in order: returned by `wait`, and not yet returned.
     forwarded: list[int] = dataclasses.field(default_factory=list)
     pending: list[int] = dataclasses.field(default_factory=list)
     # File descriptor of a pipe -> its output since the last newline.
@@ -67,7 +67,7 @@ class ProcessGroup:
         return worker
 
     def wait(self, seconds: float = _POLL_SECONDS) -> list[int]:
-        """Copies output until another event or `seconds` have passed; returns the stop signals received."""
+        """Waits up to `seconds` for output, which it copies, or a signal; returns the stop signals received."""
         for key, _ in self.selector.select(seconds):
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):

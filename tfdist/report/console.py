@@ -28,7 +28,7 @@ class Console:
     # Step and time of the first report, after compilation; the time left is estimated from there.
     timed_from_step: int | None = None
     timed_from: float = 0.0
-    # The last report of training, until the evaluation after the same step has been reported or is not due.
+    # The last report of training, while its line waits for the evaluation after the same step.
     pending: Row | None = None
     # Time of the last redraw; True while the bar is on the screen.
     last_drawn: float = -math.inf
@@ -60,7 +60,7 @@ class Console:
             self._line(lines.format_row(row, self.epochs, clock=not self.terminal))
 
     def line(self, text: str, *, always: bool = False) -> None:
-        """Writes a permanent line if `always`, or if the console shows any; the next report redraws the bar."""
+        """Writes a permanent line; with verbosity "nothing" only if `always`. The next report redraws the bar."""
         self.flush()
         if always or self.verbosity != "nothing":
             self._line(text)

@@ -27,8 +27,8 @@ class UnreadableError(OSError, ValueError):
 def waiting(path: str | os.PathLike[str]) -> Iterator[None]:
     """Records that the main thread waits for the file system of `path` in a block; ignores other threads.
 
-    Each function of this module that opens, writes or renames a file is such a block. So another thread can name a file
-    system that hangs, and end the process.
+    The functions of this module that read, replace or append to a file use it. So another thread can name a file system
+    that hangs, and end the process.
     """
     global _waits
     if _waits is not None or threading.current_thread() is not threading.main_thread():
@@ -47,7 +47,7 @@ def current_wait() -> tuple[str, float] | None:
 
 
 def make_workdir(workdir: str | os.PathLike[str], kind: str = "workdir") -> None:
-    """Creates `workdir`, of this `kind`, if needed, and checks that files can be written to it; else raises OSError."""
+    """Creates `workdir` if needed, and raises OSError if no file can be written there; `kind`: its name in messages."""
     try:
         with waiting(workdir):
             os.makedirs(workdir, exist_ok=True)

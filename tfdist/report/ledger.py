@@ -17,7 +17,7 @@ from tfdist import report
 from tfdist.report import files
 
 STARTS = "starts.jsonl"
-# Bytes of a line, which is padded with spaces; and of the text of an end, which may need six times as many in JSON.
+# Bytes of a line, padded with spaces, and of the text of an end, which JSON may write with six times as many.
 _LINE_BYTES, _TEXT_BYTES = 1536, 200
 # Whether this process has opened a ledger: a script may open several.
 _opened = False
@@ -72,7 +72,7 @@ class Ledger:
 def open_ledger(workdir: str | os.PathLike[str] | None, step: int, about: Mapping[str, Any]) -> Ledger:
     """Opens the ledger of this start. Its time begins at the first import of tfdist, or now for a later `fit`.
 
-    Nothing is written without a workdir. The run starts or resumes after `step`; `about` is what else the line says.
+    Nothing is written without a workdir. The run starts or resumes after `step`; `about`: further values of the line.
     """
     global _opened
     path = None if workdir is None else os.path.join(workdir, STARTS)

@@ -23,7 +23,7 @@ class Row:
 
 
 def format_row(row: Row, run_epochs: float, *, clock: bool) -> str:
-    """Returns `epoch 1/5  196 steps  41.2 s  1,213/s  loss 0.4321/0.5012  best`; `clock`: after the time of day.
+    """Returns `epoch 1/5  196 steps  41.2 s  1,213/s  loss 0.4321/0.5012  best`; `clock`: with the time of day first.
 
     Values are those of training, and after "/" of the evaluation; the speed is in examples per second.
     """

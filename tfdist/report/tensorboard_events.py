@@ -1,7 +1,7 @@
 """TensorBoard event files: scalars and HParams. Imports no TensorFlow.
 
-Training and evaluation are two runs, as TensorBoard calls a directory of event files, with the same tags, over
-optimizer steps: their curves share a chart.
+Training and evaluation are two runs (TensorBoard's name for a directory of event files). Their tags are the same, so
+their curves share a chart, over optimizer steps.
 
 tensorboard's RecordWriter encodes a record, which is appended to its file as a whole when it is reported. There is no
 buffer, and no thread that reports a full disk later. The incomplete record of a killed run hides no other record,
@@ -34,7 +34,7 @@ def start_event_file(workdir: str, run: str, last_step: int | None) -> tuple[str
     directory = os.path.join(workdir, TENSORBOARD, run)
     with contextlib.suppress(OSError):  # Writing the records will then fail, too.
         os.makedirs(directory, exist_ok=True)
-    # Readers take the files in the order of their names, which begin with the second of the start.
+    # Readers take the files in the order of their names, which contain the second of the start.
     others = (re.search(r"tfevents\.(\d+)", path) for path in glob.glob(f"{glob.escape(directory)}/*"))
     second = max([int(time.time()), *(int(found[1]) + 1 for found in others if found)])
     start = b"" if last_step is None else _record(step=last_step + 1, session_log={"status": "START"})

@@ -24,7 +24,7 @@ class StopRequested(Exception):
 
 
 class DivergedError(ArithmeticError):
-    """The loss or the weights are non-finite."""
+    """The loss, a gradient or a weight is non-finite."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Execution:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether any worker requests a stop: all workers agree on it."""
+        """Whether any worker requests a stop; equal on all workers."""
         return self.totals["stop"] > 0
 
 
@@ -103,7 +103,7 @@ def make_evaluation_runner(run: Run) -> StepRunner:
 
 
 def _guard(run: Run, step: Callable[..., tf.Tensor], name: str) -> Callable[..., tf.Tensor]:
-    """Returns `step` with a check that it writes only variables that checkpoints hold or that every step resets."""
+    """Returns `step` with a check of what it writes: only variables that checkpoints hold or the run resets."""
 
     def may_write() -> dict[int, bool]:
         """Returns, by id of the handle, whether a step may write a variable; False: only callbacks may."""

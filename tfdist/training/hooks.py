@@ -16,7 +16,7 @@ class Hooks:
 
     # Whether the hooks do anything: executions then end at the end of epochs.
     active = False
-    # As in Keras: the steps between batch hooks, and between steps at which a requested stop takes effect.
+    # As in Keras: batch hooks are called, and a requested stop takes effect, every so many steps.
     steps_per_execution = 1
     # True if training was stopped because of a loss that is not finite: the last state is not saved.
     stopped_on_nan = False

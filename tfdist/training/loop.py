@@ -111,7 +111,7 @@ def train_loop(services: LoopServices, state: TrainingState) -> None:
 
 
 def next_due_step(services: LoopServices, step: int) -> int:
-    """Returns the last step that the next execution may run: then an action or a hook is due, or the run ends."""
+    """Returns the step by which the next execution must end: an action or a hook is due, or the run ends."""
     run, config = services.run, services.run.config
     step_in_epoch = step % run.steps_per_epoch
     due = [run.total_steps, *(boundary for action in services.loop_actions for boundary in action.boundaries(step))]

@@ -29,7 +29,7 @@ class LoopServices:
     evaluation_runner: StepRunner
     # What features do between executions.
     loop_actions: list[LoopAction]
-    # Records how the time of this start is spent.
+    # Records the progress of this start, and its end.
     ledger: Ledger
 
 
@@ -50,7 +50,7 @@ class LoopAction:
         """Acts if it is due after `state.step`; called at the start, and after each execution."""
 
     def check(self, services: LoopServices, state: TrainingState) -> None:
-        """Checks the state at the start and before it is saved or evaluated; may raise an error to end the run."""
+        """Checks the state at the start, before each save and `--mode=eval`; may raise an error to end the run."""
 
     def close(self) -> None:
         """Called at the end, however the run ends."""

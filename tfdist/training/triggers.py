@@ -48,7 +48,7 @@ class ExecutionLength:
         return max(1, min(self.steps, max_steps))
 
     def record(self, steps: int, seconds: float) -> None:
-        """Records that an execution of `steps` took `seconds`, a value that is equal on all workers."""
+        """Records that an execution of `steps` took `seconds`, which are equal on all workers."""
         self.executions += 1
         if self.executions > 1 and seconds > 0:
             # The growth is limited: the time of one step is a poor estimate for many.

@@ -35,7 +35,7 @@ _WRITING_SECONDS = 60.0
 _LAST_SECONDS = 10.0
 # Error of several_workers/tcp_ring.py for a broken connection: the rank of the other worker, and the reason.
 BROKEN_RING = "no connection with worker {}: {}"
-# Start of its error for workers whose sums do not match.
+# Start of the error of the same file if the workers sum different tensors.
 DIFFERENT_GRAPHS = "the workers compute different graphs"
 
 
@@ -82,7 +82,7 @@ class HeartbeatMonitor:
     resumed: float = 0.0
     # The path that the main thread waits for, and since when (`time.monotonic`); None: no file.
     waits_for_file: Callable[[], tuple[str, float] | None] = lambda: None
-    # Seconds that a write may take: the limit is at least as long for a wait for a file, and for writers at the exit.
+    # Seconds that a write may take: the limits of a wait for a file, and of writers at the exit, are at least as long.
     writing_seconds: Callable[[], float] = lambda: 0.0
     # True while any other worker is in a block of `pause_timers`.
     others_paused: bool = False

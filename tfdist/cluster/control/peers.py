@@ -1,7 +1,7 @@
 """Heartbeats between the workers' watchdog processes, which detect workers that die, hang or become unreachable.
 
 Every watchdog has one connection, to the watchdog of the chief. It sends a signed message with its worker's last
-completed step every second (less often in large jobs), except while the worker is stopped. If a connection closes
+completed step every second (less often in large jobs), except while the worker is suspended. If a connection closes
 without a final message, the worker has died. If heartbeats are missing, the worker is suspended, or its host or network
 is down. The chief's watchdog announces lost workers; the others detect the loss of the chief themselves. Imports no
 TensorFlow.
@@ -63,7 +63,7 @@ class Peers:
     connect_seconds: float
     # Sends a message to this worker; see `heartbeat_monitor.receive`.
     tell: Callable[[dict[str, Any]], None]
-    # Whether this worker is stopped (SIGSTOP).
+    # Whether this worker is suspended (SIGSTOP).
     is_stopped: Callable[[], bool] = lambda: False
     peers: dict[int, Peer] = dataclasses.field(init=False)
     # This worker's last report, and whether its TensorFlow has started.
@@ -98,7 +98,7 @@ class Peers:
             await asyncio.sleep(0.1)
         if self.rank == 0 and 0 in self.finished:
             self.announce({"finished": True})
-        # A watchdog that has not read the last message when the connection closes would report that the chief is lost.
+        # Wait until all have read the last message: a watchdog that has not would report the chief as lost.
         limit = time.monotonic() + min(_READING_SECONDS, len(self.members) / _READERS_PER_SECOND)
         while self.loss and self.rank == 0 and self._connected() and time.monotonic() < limit:
             await asyncio.sleep(0.1)

@@ -64,7 +64,7 @@ def rendezvous(
     stop: interruption.StopRequest | None = None,
     key: Key | None = None,
 ) -> list[dict[str, Any]]:
-    """Waits until all workers are connected and their values match; each of several workers calls it before TensorFlow.
+    """Waits until all workers are connected and their values match; every worker calls it, before TensorFlow starts.
 
     Afterwards the worker's port is free again. If one worker fails, all that are connected raise the same error.
 
@@ -387,7 +387,7 @@ def _now() -> float:
 
 
 def _run(coroutine: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """Runs a coroutine in a thread; the calling thread wakes up for signal handlers, and may have its own loop."""
+    """Runs a coroutine in a thread; the calling thread wakes up for signal handlers, and may have an event loop."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(coroutine)
 

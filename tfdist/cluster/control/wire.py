@@ -53,7 +53,7 @@ class Channel:
     body: tuple[int, bytes] | None = None
 
     def send(self, message: Mapping[str, Any] | bytes) -> None:
-        """Sends a message: a JSON object, or its encoding. Never blocks or raises: the reader notices a closed end."""
+        """Sends a message: a JSON object, or its encoding. Never blocks or raises: `receive` notices a closed end."""
         body = message if isinstance(message, bytes) else json.dumps(message).encode()
         length, digest = str(len(body)).encode(), hashlib.sha256(body).hexdigest().encode()
         signature = self.key.sign(self._to_sign(self.is_server, self.sent, length, digest))

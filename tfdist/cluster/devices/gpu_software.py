@@ -87,9 +87,10 @@ def generated_code(compute_capability: Sequence[int], built: Sequence[str]) -> s
 
     Args:
         compute_capability: (major, minor).
-        built: TensorFlow's `cuda_compute_capabilities`, such as ["sm_80", "compute_90"]. Both have machine code for
-            X.Y and later minor versions; compute_XY also has PTX, which the driver compiles for all later versions.
-            Element-wise kernels of compute_XY have PTX only; on an H200 (9.0) they make the first start 4 s longer.
+        built: TensorFlow's `cuda_compute_capabilities`, such as ["sm_80", "compute_90"]. sm_XY and compute_XY have
+            machine code for X.Y and later minor versions; compute_XY also has PTX, which the driver compiles for all
+            later versions. Element-wise kernels of compute_XY have PTX only: the first start on an H200 (9.0) takes 4 s
+            longer.
     """
     major, minor = compute_capability
     code = ""

@@ -58,7 +58,7 @@ def assigned_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def unused_by_tensorflow(env: Mapping[str, str], proc: Path = _PROC) -> str:
-    """Describes the GPUs of this host that this process may use although TensorFlow lists none.
+    """Describes the GPUs of this host that this process may use; called if TensorFlow lists none.
 
     Args:
         env: the environment of the process; CUDA_VISIBLE_DEVICES may hide all GPUs.

@@ -51,9 +51,7 @@ def why_unsupported(architecture: str, flags: Collection[str], versions: Mapping
 
 
 def check_before_import() -> None:
-    """Exits with a message if TensorFlow cannot be imported on this machine, or tfdist does not support its version or
-    that of Keras.
-    """
+    """Exits with a message if TensorFlow cannot be imported here, or its version or that of Keras is not supported."""
     if text := why_unsupported(platform.machine(), onednn.read_processor().flags, package_versions()):
         sys.exit(f"tfdist: {text}.")
 

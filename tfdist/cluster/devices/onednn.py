@@ -31,12 +31,12 @@ class Processor:
     flags: frozenset[str] = frozenset()
 
 
-# The value of the variable while TensorFlow is imported; "": the variable is not set here; None: not chosen yet.
+# The value of the variable while TensorFlow is imported; "": tfdist does not set it; None: not chosen yet.
 _chosen: str | None = None
 
 
 def read_processor(path: Path = Path("/proc/cpuinfo")) -> Processor:
-    """Returns the processor of this machine; `path`: what describes it."""
+    """Returns the processor of this machine; `path`: the file that describes it."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -13,5 +13,5 @@ def replica_id() -> tf.Tensor:
 
 
 def is_first() -> bool:
-    """Returns whether replica 0 is being traced; False outside of `strategy.run`."""
+    """Returns whether replica 0 is being traced; False in cross-replica context, True without a strategy."""
     return tf.distribute.get_replica_context() is not None and tf.get_static_value(replica_id()) == 0

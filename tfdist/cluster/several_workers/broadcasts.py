@@ -2,7 +2,7 @@
 
 Variables start with the chief's values. All variables of a scope are compared together at its end; with equal seeds,
 only their hashes are sent. TensorFlow broadcasts each initial value separately: 449 broadcasts for ResNet50V2 with
-momentum, which take more than half of the time to build its model on two workers.
+momentum, which take more than half of the time to build the model on two workers.
 """
 
 import contextlib
@@ -103,7 +103,7 @@ def scope(strategy: tf.distribute.Strategy, equalise: Callable[[list[tf.Variable
 
 
 def _create_on_device(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
-    """Called by the strategy for each device's variable, with an initial value that it would broadcast."""
+    """Makes a device's variable with this worker's initial value; the strategy's own value would be broadcast."""
     initial = keywords.pop(_OWN, None)
     return next_creator(**keywords if initial is None else keywords | {"initial_value": initial})
 

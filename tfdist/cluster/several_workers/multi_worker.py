@@ -65,7 +65,7 @@ def start(
         strategy = _make_strategy(planned, [worker["address"] for worker in members])
     monitor.tell({"started": True})  # After a loss, this process now ends itself.
     ring = None
-    with contextlib.suppress(OSError):  # The workers before and after this one cannot be reached at their ports.
+    with contextlib.suppress(OSError):  # No connection with the next or the previous worker.
         ring = ring_listener and tcp_ring.connect(spec.rank, members, ring_listener, key, _RING_SECONDS)
     seconds = first_seconds(seconds, gpu_software.describe(os.environ))
     connected = count_connected(strategy, monitor, seconds, ring is not None)

@@ -57,7 +57,7 @@ class _Pack:
     sums: np.ndarray
     # The parts of the buffer, in the shapes of the arrays.
     views: list[np.ndarray]
-    # Offset of the sums in the buffer, and this worker's numbers, [n], in an array's memory or in the buffer itself.
+    # (offset of the sums in the buffer, this worker's numbers [n]); these are in an array or in the buffer itself.
     inputs: list[tuple[int, np.ndarray]]
 
     def header(self) -> bytes:
@@ -104,7 +104,7 @@ class TcpRing:
         self._changed = threading.Condition()
         # Buffers by size in bytes. A buffer is free when TensorFlow holds no sum in it.
         self._buffers: dict[int, list[np.ndarray]] = {}
-        # Otherwise, threads that run Python code keep the GIL for 5 ms each time that a piece has arrived.
+        # Otherwise, threads that run Python code keep the GIL for 5 ms each time a piece arrives.
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
         for work, other in ((self._reduce_packs, rank - 1), (self._send_pieces, rank + 1)):
             arguments = (work, other % num_workers)

@@ -74,8 +74,8 @@ def _replicas_differ(comparison: Comparison, step: int) -> ReplicaMismatchError:
     text = "\n  ".join([f"The replicas do not hold the same state after step {step}:", *lines])
     return ReplicaMismatchError(
         f"{text}\n{differing}. {since}. The cause may be faulty memory or a faulty device, a workdir that is not "
-        "shared by all workers, or a function of the config that changes a variable on some replicas only. All "
-        "checkpoints were compared before they were saved: the same command continues from the newest. If it happens "
+        "shared by all workers, or a function of the config that changes a variable on some replicas only. The "
+        "replicas were equal before each save: the same command continues from the newest checkpoint. If it happens "
         "twice, exclude that host.",
         step,
         equal_at,

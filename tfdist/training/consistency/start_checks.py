@@ -1,4 +1,4 @@
-"""Checks before the first step: all workers read the same examples, those of the saved run, and have the same step."""
+"""Checks before the first step: all workers have the same examples, as in the saved run, and the same state."""
 
 import hashlib
 import json

@@ -32,7 +32,7 @@ _WRITERS = tuple(
     for name in ("CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard")
     if hasattr(keras.callbacks, name)
 )
-# Keras' callbacks whose batch hooks have an effect only with some settings -> whether they have no effect.
+# A class of Keras that defines batch hooks -> whether these have no effect for a callback with its settings.
 _IDLE_BETWEEN_EPOCHS: dict[type, Callable[[Any], bool]] = {
     keras.callbacks.Callback: lambda callback: True,  # Its hooks do nothing.
     keras.callbacks.ModelCheckpoint: lambda callback: callback.save_freq == "epoch",
@@ -208,7 +208,10 @@ class CallbackRunner(Hooks):
         return stack
 
     def _guard(self, callback: keras.callbacks.Callback, hook: str) -> AbstractContextManager:
-        """Guards a hook in training, except on_train_begin on all workers: it may change what is traced later."""
+        """Guards a hook in training, except on_train_end, and except on_train_begin on all workers.
+
+        on_train_begin may change what is traced later.
+        """
         alone = self._cluster.num_workers > 1 and id(callback) in self._chief_only
         traced = alone if hook == "on_train_begin" else hook != "on_train_end"
         acts = _definer(callback, hook) is not keras.callbacks.Callback or hook == "on_epoch_end"
@@ -278,7 +281,7 @@ class CallbackRunner(Hooks):
 
 
 def _round(logs: dict[str, Any]) -> dict[str, Any]:
-    """Rounds numbers to the type that those of Keras' logs have."""
+    """Sorts values by name, and rounds them to the precision of Keras' logs."""
     kind = np.float64 if keras.config.floatx() == "float64" else np.float32
     return {name: float(kind(value)) if isinstance(value, float) else value for name, value in sorted(logs.items())}
 

@@ -164,5 +164,5 @@ def prepare_optimizer(optimizer: keras.optimizers.Optimizer, cluster: Cluster) -
 
 
 def restore_methods(optimizer: keras.optimizers.Optimizer) -> AbstractContextManager[None]:
-    """Returns a context manager that restores, on exit, the attributes that a run sets on a script's optimizer."""
+    """Restores, at the end of a block, the attributes that a run sets on a script's optimizer."""
     return patching.restore_after([optimizer], OPTIMIZER_ATTRIBUTES)

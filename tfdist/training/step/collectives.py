@@ -53,7 +53,7 @@ def cond_on_all_replicas(predicate: tf.Tensor, when_true: Callable[[], Any], whe
     """Calls `when_true` on every replica if `predicate` (bool [], equal on all replicas) is true, else `when_false`.
 
     The condition is in cross-replica context: Keras rejects an optimizer's update in a `tf.cond` on a replica. No
-    gradient passes it.
+    gradient passes through it.
 
     Returns:
         What the branch returns on this replica: tensors, in the same structure in both branches.

@@ -160,8 +160,8 @@ def install_groups(model: keras.Model, config: Config, num_replicas: int) -> Non
             raise ValueError(
                 f"group_size={size} of layer {layer.name!r} does not divide the {shard} examples that a replica "
                 f"processes at once: batch_size={batch} / {num_replicas} replicas / {parts} "
-                "(train.micro_batches). Groups span replicas only if it is 1. Reduce it, or set group_size in "
-                f"config.model to one of {', '.join(map(str, divisors))}."
+                "(train.micro_batches). Groups can span replicas only if train.micro_batches is 1. Reduce it, or "
+                f"set group_size in config.model to one of {', '.join(map(str, divisors))}."
             )
     for layer in spanning:
         patching.replace_until_end(layer, "call", functools.partial(_call_in_groups, layer, layer.call, shard, batch))

@@ -17,7 +17,7 @@ def as_replica(index: tf.Tensor) -> AbstractContextManager[None]:
 
 
 def draws_of_branch() -> Callable[[], AbstractContextManager[None]]:
-    """Returns what to enter in the thread that traces a branch of this thread's forward pass: its draws go on there."""
+    """Returns a function whose context lets another thread trace a branch of this forward pass: draws go on there."""
     settings = {**vars(seed_generators.this_pass)}
 
     def enter() -> AbstractContextManager[None]:

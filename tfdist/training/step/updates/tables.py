@@ -56,7 +56,7 @@ def select(
 
 
 def _depends_on_examples(indices: tf.Tensor, shard: Any) -> bool:
-    """Returns whether each example makes its own lookups: whether the indices depend on the values of `shard`."""
+    """Returns whether each example makes its own lookups: `indices` depend on `shard`, and not through `tf.unique`."""
     if tf.executing_eagerly():
         return True
     starts = {one.ref() for one in tf.nest.flatten(shard, expand_composites=True) if one is not None}

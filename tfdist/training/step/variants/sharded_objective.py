@@ -35,7 +35,7 @@ class ShardedObjective:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the parts of the values' sums."""
+        """The names of the sums: three parts for each value."""
         return names_of_parts(self.inner.names)
 
     def forward_backward(self, shard: Any, loss_scale: tf.Tensor | float) -> ShardResult:

@@ -157,7 +157,7 @@ def _update(
 
 
 def compile_shard(function: Callable[..., Results]) -> Callable[..., Results]:
-    """Returns `function`, not inlined: so TensorFlow optimises it in the same way in a loop and outside of one."""
+    """Returns `function` as a graph that is not inlined: TensorFlow then optimises it alike in a loop and outside."""
     return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
 
 

@@ -139,7 +139,7 @@ def open_virtual_replicas(config: config_lib.Config, num_replicas: int) -> Virtu
     if tf.config.threading.get_intra_op_parallelism_threads() != _THREADS:
         with contextlib.suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(_THREADS)
-    # These optimizations reassociate products with constants. The choice of products depends on the collectives.
+    # These optimizations reassociate products with constants. Which products depends on the collectives in the graph.
     tf.config.optimizer.set_experimental_options({"constant_folding": False, "arithmetic_optimization": False})
     return VirtualReplicas(config=config, total=total, count=total // num_replicas)
 
@@ -167,7 +167,7 @@ def _check_model(config: config_lib.Config, total: int, model: keras.Model) -> N
 
 
 def _integer_type(cluster: Cluster) -> tf.DType:
-    """Returns the dtype in which integers are summed; the numbers are the same.
+    """Returns the dtype in which integers are summed; both give the same numbers.
 
     On GPUs TensorFlow keeps int32 in host memory, and a MirroredStrategy sums no lists of int32.
     """
