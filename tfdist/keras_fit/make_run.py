@@ -65,7 +65,7 @@ def make_run(
     as_given = own_setup.overrides(model)
     prepare = functools.partial(own_setup.prepare, cluster, model, config, data, as_given=as_given, stack=stack)
     traced, traced_now = traced_values(cluster, model), set()
-    # Kind of a step -> the function that runs steps. That of an evaluation is kept for later ones.
+    # Kind of a step -> the function that runs its steps. That of an evaluation is kept for later evaluations.
     functions: dict[str, Any] = {}
     with traced.as_traced(*data):
         if "train" in data:
@@ -107,7 +107,7 @@ def make_run(
 
 
 def traced_values(cluster: Cluster, model: keras.Model) -> plain_values.TracedValues:
-    """Returns the values of attributes with which the step of a model is traced until the next `compile`."""
+    """Returns the values of attributes with which the steps of a model are traced until the next `compile`."""
     return keep_on_model(cluster, model, "plain_values", lambda: plain_values.TracedValues(model))
 
 

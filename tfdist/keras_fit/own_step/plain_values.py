@@ -145,7 +145,7 @@ def _owner(one: Any) -> str:
 
 
 def _walk(model: keras.Model) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yields objects with their attributes: a model, its layers, optimizers, losses, metrics, and user's objects there.
+    """Yields objects with their attributes: a model, its layers, optimizers, losses, metrics; user's objects in these.
 
     For a user's function, yields the globals of its module, with those globals that the function names.
     """
