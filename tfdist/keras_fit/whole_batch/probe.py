@@ -141,7 +141,7 @@ def _name(layer: keras.Layer) -> str:
 
 
 def layers_known_to_mix(model: keras.Model) -> tuple[list[keras.layers.Layer], list[str]]:
-    """Returns the layers that are or contain layers of Keras that combine examples, and the names of these."""
+    """Returns the layers that are, or contain, layers of Keras for mixing examples, and the names of the latter."""
     layers = [(one, [part.name for part in _parts(one) if isinstance(part, _MIXING)]) for one in _parts(model)]
     return [one for one, names in layers if names], layers[0][1]
 
