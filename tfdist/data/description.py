@@ -10,7 +10,7 @@ from tfdist.config import specs
 
 
 def check_batch(batch: Any, name: str, rows: int | None) -> None:
-    """Checks what a user's function returned while it was traced, or raises ValueError.
+    """Raises ValueError if what a user's function returned while it was traced is not a batch.
 
     Args:
         batch: the returned value; must be a dict of tensors [rows, ...].
