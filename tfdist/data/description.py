@@ -31,7 +31,7 @@ def check_batch(batch: Any, name: str, rows: int | None) -> None:
             )
         if None not in (rows, value.shape.rank) and value.shape[:1] not in ([rows], [None]):
             raise ValueError(
-                f"{name} returns {key!r} of shape {value.shape} for {rows} examples: row i must be of example i."
+                f"{name} returns {key!r} of shape {value.shape} for {rows} examples: row i must belong to example i."
             )
 
 

@@ -95,7 +95,7 @@ def fit(
 
     Raises:
         ValueError: an argument is not supported; the message says what to do.
-        SystemExit: with code 75, after a stop signal; the state is saved. Run the script again to resume.
+        SystemExit: with code 75, after a stop signal, if the run is saved. Run the script again to resume.
     """
     make_run.check_compiled(cluster, model, "fit")
     make_run.check_epochs(epochs, initial_epoch, validation_freq)

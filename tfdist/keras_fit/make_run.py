@@ -54,7 +54,8 @@ def make_run(
         stack: restores what the run replaces in the model.
 
     Raises:
-        ValueError: the model was not made in the cluster's scope, or the workers have different data.
+        ValueError: a variable of the step was made outside of the scope, targets are missing, the step cannot be
+            distributed, or the workers have different data.
     """
     several = cluster.num_workers > 1
     guarded = guard.Guarded(several_workers=several, saved=workdir is not None, is_script=True)

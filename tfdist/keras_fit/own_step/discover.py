@@ -79,7 +79,7 @@ def discover(
                 raise ValueError(
                     f"The optimizer {optimizer.name!r} is applied inside a tf.while_loop, a nested tf.cond or a "
                     f"tf.function of its own, in {user_code.current_line()}\nAll replicas must apply together: apply "
-                    "in train_step itself or in a tf.cond of it, and in Python loops if there are several."
+                    "in train_step itself or in a tf.cond directly in it; for several updates, use a Python loop."
                 )
             view.branch_updates = True
         applied.setdefault(id(optimizer), (optimizer, list(variables or ())))

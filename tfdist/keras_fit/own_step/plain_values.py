@@ -68,7 +68,7 @@ class TracedValues:
         if names:
             messages.log_once(
                 f"{text.list_names(names, _MAX_NAMED)}: as in Keras, this has no effect until the next "
-                "model.compile(...), for which the step is traced again."
+                "model.compile(...), after which the step is traced again."
             )
 
     def note_end(self, *kinds: str) -> None:

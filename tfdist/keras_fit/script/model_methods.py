@@ -30,8 +30,8 @@ _CONFIG_MODULES = (tf.config, tf.config.experimental, tf.config.threading)
 class FitSeeds:
     """A seed for each call of `fit`, for the order of the examples and the random numbers in steps.
 
-    Calls have different seeds. If the script sets a global seed for the second time, the seeds go on as they did after
-    the first time, so a training that begins with `keras.utils.set_random_seed` can be repeated, as in Keras.
+    Calls have different seeds. If the script sets the same global seed again, the seeds go on as they did after the
+    first time, so a training that begins with `keras.utils.set_random_seed` can be repeated, as in Keras.
     """
 
     next_seed: int = 0

@@ -202,7 +202,10 @@ class GlobalView:
             messages.log_once(text)
 
     def _by_xla(self, call: Callable[..., Any], *given: Any) -> Any:
-        """Calls a layer, compiled by XLA with its gradients; it also returns masks, logits and added losses."""
+        """Calls a layer, compiled by XLA with its gradients.
+
+        Masks, logits and added losses are outputs of the compiled function, too.
+        """
         places: list[Any] = []
 
         @tf.function(jit_compile=True, autograph=False)

@@ -73,8 +73,8 @@ def coupled(objective: Objective, batch: Batch) -> Iterator[str]:
             yield (
                 f"config.objective: {name!r} of an example depends on other examples: that of the first one is "
                 f"{one:.6g} in a batch of {_FEW} and {other:.6g} in a batch of {_MORE}. Each replica computes its "
-                "examples alone, so another number of replicas gives other results. Do shapes [n, 1] and [n] meet in "
-                "a difference?"
+                "examples alone, so another number of replicas gives other results. Does it subtract "
+                "tensors of shapes [n, 1] and [n]?"
             )
 
 
