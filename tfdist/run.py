@@ -6,7 +6,7 @@ Start it once per worker: by srun, mpirun, with TF_CONFIG, or directly. The work
   --workdir=DIR        saves each call of fit in its own directory: DIR/fit1, DIR/fit2, ... Run the same command again
                        to resume.
   --logical_devices=N  splits this worker's CPU into N devices, to try a script on several replicas.
-  --whole_calls=true   on each replica, computes layers that mix the examples of a batch on the whole global batch.
+  --whole_calls=true   calls layers that mix the examples of a batch with the whole global batch, on each replica.
 
 Exit codes: those of python -m tfdist.main, or the script's own.
 """

@@ -7,7 +7,7 @@
     load                      load.py: `--config=FILE` and `--config.section.field=VALUE`
     Parser                    tool_flags.py: the flags of all commands
 
-Imports no other package, and no TensorFlow.
+Imports no other package except `configs`, and no TensorFlow.
 """
 
 from tfdist.config.schema import (

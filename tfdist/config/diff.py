@@ -5,8 +5,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-# Sections and fields that may differ when a run is resumed: they do not affect the final weights, or, like another
-# number of replicas, only the order of sums.
+# Sections and fields that may differ when a run is resumed: they do not affect the final weights, or affect only the
+# order of sums, as another number of replicas does.
 SECTIONS_FREE_TO_CHANGE = ("evaluation", "consistency", "checkpoint", "report", "cluster")
 FIELDS_FREE_TO_CHANGE = (
     *("data.cache", "data.cache_dir"),

@@ -47,7 +47,7 @@ def _restore(owner: Any, name: str, before: Any, put: Any = _ABSENT) -> None:
 
 @contextlib.contextmanager
 def restore_after(owners: Sequence[Any], names: Sequence[str]) -> Iterator[None]:
-    """At the end of the block, restores the attributes `names` of each of `owners`, which it may set, add or remove."""
+    """The block may set, add or remove the attributes `names` of each of `owners`; at its end they are restored."""
     with contextlib.ExitStack() as stack:
         for owner, name in itertools.product(owners, names):
             stack.callback(_restore, owner, name, _present(owner, name))
@@ -93,7 +93,7 @@ def restore_attributes() -> Iterator[None]:
 
 
 class ImportHook(importlib.abc.MetaPathFinder):
-    """Calls `around(execute, module)` to execute each of `names`; insert it at the start of `sys.meta_path`."""
+    """Calls `around(execute, module)` to execute each of the modules `names`; insert it first in `sys.meta_path`."""
 
     def __init__(self, names: set[str], around: Callable[[Callable[[types.ModuleType], None], types.ModuleType], None]):
         self._names, self._around = names, around

@@ -42,7 +42,7 @@ def load(path: str | os.PathLike[str]) -> schema.Config:
 
 
 def import_folders(path: str) -> list[str]:
-    """Returns where the modules that a config names were found: the folder of the file, and where the run started."""
+    """Returns the folders with the modules that a config names: that of the file, and where a saved run started."""
     if not path.endswith(".json"):
         return [os.path.dirname(os.path.abspath(path))]
     environment = _environment(path)

@@ -51,8 +51,8 @@ class Data:
     batch_size: int = 128
     """Global batch size: examples per step over all replicas, a multiple of replicas x micro_batches."""
     evaluation_batch_size: int | None = None
-    """Examples per evaluation step over all replicas, rounded up to a multiple of the number of replicas. None:
-    batch_size."""
+    """Examples per evaluation step over all replicas, rounded up to a multiple of the number of replicas, or of
+    virtual_replicas. None: batch_size."""
     shuffle: bool = True
     """True: a new random order in every epoch. False: the order of the source."""
     pipeline: Literal["stream", "textbook"] = "stream"

@@ -181,7 +181,7 @@ class Parser(argparse.ArgumentParser):
 def run(tool: types.ModuleType, name: str) -> NoReturn:
     """Runs `tfdist NAME` with the words in sys.argv, and exits the process.
 
-    `USAGE` of the module lists the arguments that are not flags.
+    `USAGE` of the module, if it has one, follows the name in the usage line.
     """
     closed_streams.reopen()
     parser = Parser(f"python -m tfdist {name}", f"{tool.__doc__}")

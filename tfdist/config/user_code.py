@@ -99,7 +99,7 @@ def current_frame() -> types.FrameType | None:
 
 
 def message(error: BaseException) -> str:
-    """Returns the message of an error in one line, without colours, arguments of Keras, and TensorFlow's stack."""
+    """Returns an error's message in one line, without colours, Keras' list of arguments, and TensorFlow's stack."""
     text = original_message(error)
     _, found, inner = text.rpartition(f"{type(error).__name__}: ")
     if found and text.lstrip().startswith("in user code:"):
@@ -109,7 +109,7 @@ def message(error: BaseException) -> str:
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Returns whether the message says what to do: tfdist raised the error, or a file that it names cannot be used.
+    """Returns whether an error's message says what to do: tfdist raised it, or it names a file that cannot be used.
 
     Other errors in tfdist's code, such as that of `int("a")`, have Python's own message.
     """

@@ -12,7 +12,7 @@ from tfdist.config import diff, schema, text
 
 # The types of fields in words.
 _KINDS = {
-    **{int: "a whole number", float: "a number", bool: "true or false", str: "a text"},
+    **{int: "a whole number", float: "a number", bool: "true or false", str: "a string"},
     **{list: "a list", dict: "a dict", types.NoneType: "None"},
 }
 # The sections with a field `every`.
@@ -81,14 +81,14 @@ def _not_json(name: str, value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                yield f"{name} must have texts as keys, such as {str(key)!r}. Received: {key!r}"
+                yield f"{name} must have strings as keys, such as {str(key)!r}. Received: {key!r}"
             yield from _not_json(f"{name}.{key}", item)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield from _not_json(f"{name}[{index}]", item)
     elif not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
         yield (
-            f"{name} must be a finite number, a text, True, False, None, or a list or dict of these, which a run can "
+            f"{name} must be a finite number, a string, True, False, None, or a list or dict of these, which a run can "
             "save: make arrays and other objects in the function that `target` names. Received: "
             f"{value if isinstance(value, float) else type(value).__name__}"
         )

@@ -9,5 +9,5 @@
     autograph.py         AutoGraph for users' functions only
     guard.py             finds effects of users' Python that no graph shows
 
-Independent of the cluster. Imports config and report.
+Independent of the cluster. Imports config only.
 """

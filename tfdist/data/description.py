@@ -10,7 +10,7 @@ from tfdist.config import specs
 
 
 def check_batch(batch: Any, name: str, rows: int | None) -> None:
-    """Checks what a user's function returned while it was traced, or raises ValueError.
+    """Raises ValueError if what a user's function returned while it was traced is not a batch.
 
     Args:
         batch: the returned value; must be a dict of tensors [rows, ...].
@@ -31,7 +31,7 @@ def check_batch(batch: Any, name: str, rows: int | None) -> None:
             )
         if None not in (rows, value.shape.rank) and value.shape[:1] not in ([rows], [None]):
             raise ValueError(
-                f"{name} returns {key!r} of shape {value.shape} for {rows} examples: row i must be of example i."
+                f"{name} returns {key!r} of shape {value.shape} for {rows} examples: row i must belong to example i."
             )
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 Batch = dict[str, tf.Tensor]
 # prepare(batch, seeds, *, training) -> batch
 Prepare = Callable[..., Batch]
-# () -> the evaluation dataset of one worker, repeated endlessly, and its steps.
+# () -> the evaluation dataset of one worker, of infinite cardinality, and its steps.
 Evaluation = Callable[[], tuple[tf.data.Dataset, int]]
 
 
@@ -70,10 +70,11 @@ class Feed:
     sizes: Sizes
     # Nested tf.TensorSpec of a replica's batch; in scripts, of a global batch.
     spec: Any
-    # (start, stop) -> this worker's dataset of the steps [start, stop), counted from 0 and repeated endlessly: one
+    # (start, stop) -> this worker's dataset of the steps [start, stop), counted from 0, of infinite cardinality: one
     # element for each local replica and step; with the textbook pipeline, global batches.
     training: Callable[[int, int], tf.data.Dataset]
-    # (start, stop) -> an iterator over those batches, with one element a step for all local replicas.
+    # (start, stop) -> an iterator over those batches, with one element a step for all local replicas; None for a
+    # script's stream, whose iterators `iterator_at` makes.
     open_training: Callable[[int, int], Iterator[Any]]
     # (iterator, step) -> the iterator to use at `step`: a new one if each epoch has its own dataset.
     iterator_at: Callable[[Iterator[Any], int], Iterator[Any]] = lambda present, step: present

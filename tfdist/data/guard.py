@@ -4,7 +4,8 @@ A function is traced once: what it draws from global random numbers is then a co
 Python later has no effect. A graph may call Python functions, draw from states, and write variables that no checkpoint
 holds. `around` looks for all of these when a function is traced, `around_hook` after a hook of a callback.
 
-A finding is an error with several workers, or if a resumed run would differ; otherwise it is a warning.
+A finding is an error if replicas or a resumed run would differ, and in a config's run also if there are several
+workers; otherwise it is a warning.
 """
 
 import contextlib
@@ -68,17 +69,17 @@ _run = Guarded()
 
 
 def begin(run: Guarded) -> Guarded:
-    """Begins or continues a run: functions traced from now on belong to it. Returns the run before."""
+    """Begins or continues a run: functions traced from now on belong to it. Returns the previous run."""
     global _run
     before, _run = _run, run
     return before
 
 
 def _report(message: str, *, refuse: bool = False, doubtful: bool = False) -> None:
-    """Raises ValueError if workers or a resumed run would differ, or if `refuse` is set; otherwise warns once.
+    """Raises ValueError if a resumed run or a config's workers would differ, or if `refuse`; otherwise warns once.
 
     Args:
-        doubtful: a resumed run need not differ, so this alone is no error.
+        doubtful: a resumed run need not differ: that the run is saved is then no reason for an error.
     """
     if refuse or (_run.saved and not doubtful) or (_run.several_workers and not _run.is_script):
         raise ValueError(message)
@@ -252,7 +253,7 @@ def _find(graph: tf.Graph, definition: tf.compat.v1.GraphDef, types: set[str]) -
 
 
 def _writing(tensor: tf.Tensor) -> Iterator[tf.Operation]:
-    """Yields the operations that write the variable with a handle, or call a function that does."""
+    """Yields the operations that write the variable whose handle is `tensor`, or call a function that does."""
     for op in tensor.consumers():
         if op.type == "Identity":
             yield from _writing(op.outputs[0])

@@ -1,4 +1,4 @@
-"""Finds a value that is not finite, or a label, in the data, and names its place: after an error only."""
+"""After an error: finds a value that is not finite, or a label, in the data, and names its place."""
 
 import dataclasses
 import functools

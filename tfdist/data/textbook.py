@@ -69,7 +69,7 @@ def training(
         dataset = _join([one_epoch(number) for number in range(epoch, last)])
         dataset = dataset.batch(options.batch_size, drop_remainder=True).skip(skip)
         dataset = dataset.map(prepare_batch, num_parallel_calls=tf.data.AUTOTUNE)
-        # Endless: with a finite dataset, the workers would communicate in every step whether all have another batch.
+        # Endless: with a finite dataset, the workers would ask each other in every step whether all have another batch.
         return dataset.repeat().prefetch(2)
 
     return batches

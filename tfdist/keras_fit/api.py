@@ -9,8 +9,8 @@ Data (`x`) is the same on every worker, and each worker takes its shard. Support
 Callbacks are the same on every worker, and run on all; those that write files, or have `on_all_workers = False`, run on
 the chief only.
 
-Importing this module changes nothing in Keras. `fit` and `evaluate` replace methods of the model's optimizer and seed
-generators while they run.
+Importing this module changes nothing in Keras. While they run, `fit`, `evaluate` and `predict` replace functions of
+Keras and TensorFlow (`patches.py`).
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from tfdist.training import api as trainer
 
 
 def _as_tfdist_code(function: Callable) -> Callable:
-    """Marks calls as tfdist's code for `tfdist.run`, and converts integers of NumPy and TensorFlow to Python's."""
+    """Marks calls as tfdist's code for `tfdist.run`; converts NumPy's and TensorFlow's integers in keywords to int."""
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
@@ -95,7 +95,7 @@ def fit(
 
     Raises:
         ValueError: an argument is not supported; the message says what to do.
-        SystemExit: with code 75, after a stop signal; the state is saved. Run the script again to resume.
+        SystemExit: with code 75, after a stop signal, if the run is saved. Run the script again to resume.
     """
     make_run.check_compiled(cluster, model, "fit")
     make_run.check_epochs(epochs, initial_epoch, validation_freq)

@@ -62,7 +62,7 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
     trainer.adopt_remat_scopes()
     _connected = cluster = collective_guard.for_script(strategy.connect(options))
     messages.log_only_on_chief(cluster.is_chief)
-    # TensorFlow would warn that one function is retraced often: it counts those of all calls of `fit` as one.
+    # TensorFlow would warn of frequent retracing: it counts the functions of all calls of `fit` as one function.
     logging.getLogger("tensorflow").addFilter(lambda record: not _RETRACED.search(record.getMessage()))
     if seed is not None and eager_context.global_seed() is None:
         keras.utils.set_random_seed(seed)

@@ -54,7 +54,8 @@ def make_run(
         stack: restores what the run replaces in the model.
 
     Raises:
-        ValueError: the model was not made in the cluster's scope, or the workers have different data.
+        ValueError: a variable of the step was made outside of the scope, targets are missing, the step cannot be
+            distributed, or the workers have different data.
     """
     several = cluster.num_workers > 1
     guarded = guard.Guarded(several_workers=several, saved=workdir is not None, is_script=True)
@@ -65,7 +66,7 @@ def make_run(
     as_given = own_setup.overrides(model)
     prepare = functools.partial(own_setup.prepare, cluster, model, config, data, as_given=as_given, stack=stack)
     traced, traced_now = traced_values(cluster, model), set()
-    # Kind of a step -> the function that runs steps. That of an evaluation is kept for later ones.
+    # Kind of a step -> the function that runs its steps. That of an evaluation is kept for later evaluations.
     functions: dict[str, Any] = {}
     with traced.as_traced(*data):
         if "train" in data:
@@ -107,7 +108,7 @@ def make_run(
 
 
 def traced_values(cluster: Cluster, model: keras.Model) -> plain_values.TracedValues:
-    """Returns the values of attributes with which the step of a model is traced until the next `compile`."""
+    """Returns the values of attributes with which the steps of a model are traced until the next `compile`."""
     return keep_on_model(cluster, model, "plain_values", lambda: plain_values.TracedValues(model))
 
 

@@ -61,7 +61,7 @@ def patch_keras() -> Iterator[None]:
 
 @contextlib.contextmanager
 def patch_for_run(model: keras.Model) -> Iterator[contextlib.ExitStack]:
-    """Patches Keras for a run. At the end restores everything, also what the run adds to the stack."""
+    """Patches Keras for a run. At its end everything is restored, also what the run adds to the stack."""
     with (
         trainer.restore_methods(getattr(model.optimizer, "inner_optimizer", model.optimizer)),
         restore_attributes(),
@@ -86,7 +86,7 @@ def _return_last(view: GlobalView, original: Callable, *args: Any) -> Any:
 
 
 def _overwrite(original: Callable, optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> None:
-    """Calls the original once for all replicas: it updates weights, and Keras calls it in a branch of a replica."""
+    """Calls the original, which updates weights, once for all replicas; Keras calls it on each replica, in a branch."""
     trainer.call_once(functools.partial(original, optimizer, variables))
 
 
@@ -112,7 +112,7 @@ def _watch(view: GlobalView, original: Callable, tape: Any, tensor: Any) -> None
 
 
 def _gradients(view: GlobalView, original: Callable, ys: Any, xs: Any, *args: Any, **options: Any) -> list[Any]:
-    """Replaces `tf.gradients`, like the gradient of a tape; its result may be a part of a loss."""
+    """Replaces `tf.gradients`, as `_gradient` replaces that of a tape; its result may be part of a loss."""
     xs = list(xs) if isinstance(xs, list | tuple) else [xs]
     with set_in_block(view, recording=[*view.recording, None]):
         return _gradient(view, lambda _, *given, **named: original(*given, **named), None, ys, xs, *args, **options)

@@ -1,9 +1,9 @@
 """Computes the outputs of a model for all examples on all replicas, and gathers them on every worker.
 
 Each replica runs the model on its shard of a batch. Outputs with one row per example and a known shape are
-concatenated. Other outputs, such as a number, rows of an unknown length, or rows that a `predict_step` selects, are
-computed on the whole batch, as on one device. So are the outputs of a user's `predict_step`, and of user's layers,
-unless a test with random rows shows that each row is computed by itself.
+concatenated. Other outputs, such as a number or rows of an unknown length, are computed on the whole batch, as on one
+device. So are the outputs of a user's `predict_step`, and those of a model with the user's layers, unless a test with
+random rows shows that these compute each row by itself.
 """
 
 import functools

@@ -98,7 +98,7 @@ def test_the_default_config_is_valid_but_for_its_length():
         ("data.batch_size", "64", "be a whole number. Received: '64' (str)"),
         ("data.batch_size", True, "be a whole number. Received: True (bool)"),
         ("data.shuffle", 1, "be true or false. Received: 1 (int)"),
-        ("data.evaluation_split", 3, "be a text or None. Received: 3 (int)"),
+        ("data.evaluation_split", 3, "be a string or None. Received: 3 (int)"),
         ("model", "a:b", "be a dict. Received: 'a:b' (str)"),
         ("train", {"epochs": 3}, "be a Train. Received: {'epochs': 3}"),
         *((name, 0, "at least 1. Received: 0") for name in ("data.batch_size", "data.evaluation_batch_size")),

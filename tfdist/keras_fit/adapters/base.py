@@ -34,7 +34,7 @@ class DataAdapter:
     The two kinds also have
         `element_spec`, the nested tf.TensorSpec of a global batch with an unknown batch dimension;
         `dataset(shard, start, stop)`, this worker's elements of the steps [start, stop), for a stream of one epoch;
-        `sample(count)`, name of a column -> values, of `count` examples or a batch; {}: reading would consume the data.
+        `sample(count)`, column -> values of `count` examples or of a batch; {} if reading would consume the data.
     """
 
     # Steps per epoch.
@@ -176,8 +176,8 @@ def shard_bounds(replica: tf.Tensor, total: tf.Tensor, num_replicas: int) -> tup
 def have_rows(element_spec: Any) -> list[bool]:
     """Returns which of the flat tensors of a batch have a row for each example.
 
-    Other tensors, such as a number or a vector of classes, have no dimension, or a first dimension of known size
-    although that of the batch is unknown.
+    A tensor without rows is a scalar, or its first dimension is known although the batch size is not, such as a vector
+    of classes.
     """
     flat = [spec for spec in tf.nest.flatten(element_spec) if spec is not None]
     ranked = [spec.shape.rank != 0 for spec in flat]

@@ -12,8 +12,9 @@ from tfdist.keras_fit.adapters import pipelines
 class Passes:
     """Reads a pipeline of batches with one iterator, which begins a new pass where Keras makes a new iterator.
 
-    Without a given number of steps, Keras makes an iterator for each epoch, and at its end another one that it does not
-    use, unless it finds the end by reading. With a given number of steps, the iterator continues in the next epoch.
+    Without a given number of steps, Keras makes an iterator for each epoch, and at the epoch's end another one that it
+    does not use, unless it finds the end of the data by reading. With a given number of steps, the iterator continues
+    in the next epoch.
 
     Args:
         dataset: yields global batches.
@@ -43,7 +44,7 @@ class Passes:
         self._walks = has_state or (pipelines.begins_passes_late(dataset) and not self._repeats_shuffle)
         with tf.device("CPU:0"):  # One iterator for all epochs; empty, so no pass begins yet.
             self._iterator: Any = iter(read_ahead.without_autotuning(dataset.take(0)))
-        # Whether a pass has begun; how many of its batches the epochs have had; how many of these must still be
+        # Whether a pass has begun; how many of its batches belong to epochs that have begun; how many must still be
         # skipped.
         self._is_open, self._seen, self._behind = False, 0, 0
 

@@ -1,7 +1,8 @@
 """Changes to the graph of a user's `tf.data` pipeline.
 
-Only the chain `shuffle -> map -> batch` is changed: it makes global batches of unmapped examples, and each worker maps
-its rows of them. Each worker reads every other pipeline unchanged.
+Maps before `batch`, as in `shuffle -> map -> batch`, are moved behind it: the pipeline makes global batches of unmapped
+examples, and each worker maps its rows of them. Each worker reads every other pipeline as it is, without a prefetch at
+its end.
 """
 
 from collections.abc import Callable, Container
@@ -24,8 +25,8 @@ _FREE: dict[str, Callable[[Any, tf.data.Dataset], tf.data.Dataset]] = {
 }
 # Stateful for TensorFlow, but pure here: they depend only on their arguments and on variables that do not change.
 _PURE_OPS = {"Assert", "ReadVariableOp", "PartitionedCall", "StatefulPartitionedCall", "If", "Case", "While"}
-# Transformations after a shuffle that begin its passes while they are read, or cache one: making an iterator does not
-# draw the seeds of all its passes.
+# Transformations after a shuffle that begin its passes, or cache one, only while they are read: making an iterator does
+# not draw the seeds of all its passes.
 _LATE = ("_RepeatDataset", "_ConcatenateDataset", "CacheDataset", "_ShuffleDataset")
 
 
@@ -72,7 +73,7 @@ def split_before_maps(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, Callab
 
 
 def _may_be_moved(dataset: tf.data.Dataset, later: list[tf.data.Dataset]) -> bool:
-    """Returns whether a transformation may be one of those that are made again; `later`: those that follow it."""
+    """Returns whether `split_before_maps` may make a transformation again; `later`: the ones that follow it."""
     is_batched = any(_is_one_of(_BATCHES, one) for one in later)
     if _is_one_of(_MAPS, dataset):
         return is_batched and _is_pure(_mapped(dataset).graph)

@@ -15,9 +15,9 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.data.feed import Examples
 from tfdist.keras_fit.adapters.base import DataAdapter, RandomAccess
 
-# Examples that are read to compare them with those of other workers, evenly spaced.
+# Number of examples, evenly spaced, that are compared with those of other workers.
 _EXAMPLES = 16
-# Values of an array that are summed, and the relative tolerance of the sums.
+# About how many values of an array are hashed or summed, and the relative tolerance of the sums.
 _VALUES, _TOLERANCE = 2**16, 1e-4
 
 

@@ -35,7 +35,7 @@ class Stream(DataAdapter):
     # Hooks of the data object, called as by Keras.
     on_epoch_begin: Callable[[], None] = lambda: None
     on_epoch_end: Callable[[], None] = lambda: None
-    # Called with an epoch that is repeated, at its end.
+    # Called at the end of an epoch that is repeated, with its number.
     validate: Callable[[int], None] = lambda epoch: None
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class Stream(DataAdapter):
         rows = -(-self.batch_size // shard.num_replicas)
         calls, buffer = read_ahead.limits(elements.element_spec, rows=rows, local_replicas=shard.local_replicas)
         elements = elements.map(_convert(finish), num_parallel_calls=calls, deterministic=True)
-        # Declared endless: otherwise `tf.distribute` would ask each replica in each step whether it has ended.
+        # Declared endless: otherwise `tf.distribute` would ask in each step whether the data of a replica has ended.
         elements = elements.apply(tf.data.experimental.assert_cardinality(tf.data.experimental.INFINITE_CARDINALITY))
         return elements.prefetch(buffer)
 

@@ -134,12 +134,12 @@ def adapt_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Strea
 
 
 def as_tuple(batch: Any) -> tuple | dict:
-    """Returns a batch in the form in which Keras passes on that of a PyDataset: a dict, or a tuple of its parts."""
+    """Returns a batch as Keras passes on the batch of a PyDataset: a dict, or a tuple of its parts."""
     if not isinstance(batch, tuple | list | dict | np.ndarray):
         raise ValueError(
             f"A batch must be x, (x,), (x, y) or (x, y, sample_weight) of arrays. Received: {type(batch).__name__}"
         )
-    if isinstance(batch, dict):  # A step of the model's own gets it as it is.
+    if isinstance(batch, dict):  # The model's own step gets it as it is.
         return batch
     batch = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
     while batch[1:] and batch[-1] is None:  # Such as (x, y, None).

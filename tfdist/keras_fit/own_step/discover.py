@@ -79,7 +79,7 @@ def discover(
                 raise ValueError(
                     f"The optimizer {optimizer.name!r} is applied inside a tf.while_loop, a nested tf.cond or a "
                     f"tf.function of its own, in {user_code.current_line()}\nAll replicas must apply together: apply "
-                    "in train_step itself or in a tf.cond of it, and in Python loops if there are several."
+                    "in train_step itself or in a tf.cond directly in it; for several updates, use a Python loop."
                 )
             view.branch_updates = True
         applied.setdefault(id(optimizer), (optimizer, list(variables or ())))
@@ -105,7 +105,7 @@ def discover(
     whole_layers: list[keras.Layer] = []
 
     def dry_run(batch: int, *, repeats: bool = True) -> Discovered:
-        """Traces the step for a batch of this size; again if it has made metrics, or layers that need whole tensors."""
+        """Traces the step for a batch of this size, and again if it made metrics or a layer must get whole tensors."""
         found: list[Any] = []
 
         def trace(data: Any) -> None:
@@ -181,11 +181,11 @@ def _subclasses(kind: type) -> Iterator[type]:
 def _warn_of(names: list[str], untried: list[str]) -> None:
     if untried:
         messages.log_once(
-            "It is unknown whether these mix the examples of a batch, because they could not be tested: "
+            "It is unknown whether these layers mix the examples of a batch, because they could not be tested: "
             f"{text.list_names(untried, 3)}. Each replica computes them for its own rows."
         )
     if names:
-        own_rows_only = "its own rows. With --whole_calls, each calls it with the whole batch, as on one device"
+        own_rows_only = "its own rows. With --whole_calls=true, each uses the whole batch, as on one device"
         how = "the whole batch, because of --whole_calls" if global_view.whole_calls else own_rows_only
         messages.log_once(
             f"{text.list_names(names, 3)}: the result mixes the examples of a batch; each replica calls "
@@ -202,7 +202,7 @@ def _with_rows(spec: Any, size: int) -> Any:
 
 
 def scalars(values: Any, names: Sequence[str]) -> list[tf.Tensor]:
-    """Returns the values of `names` in the result of a step, each []: of an array, its mean."""
+    """Returns the values of `names` in the result of a step as scalars: an array is replaced by its mean."""
     flat = _flat(values, "The step")
     found = [tf.convert_to_tensor(flat[name]) for name in names]
     return [tf.reduce_mean(one) if one.shape.rank else one for one in found]

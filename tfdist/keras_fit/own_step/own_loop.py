@@ -146,9 +146,9 @@ def step(function: Callable[..., Any]) -> Step:
     """Distributes a function that trains on one batch: each replica runs it with its rows of the batch.
 
     The function uses gradient tapes, losses and `optimizer.apply`, like a `train_step` (docs/own_step.md). It takes a
-    batch, or one argument for each part of a batch that is a tuple. It returns a scalar, or a tuple or dict of scalars.
-    It may use models, optimizers and metrics from closures or globals; make them after `tfdist.connect()`, in its
-    scope.
+    batch, or, if a batch is a tuple, one argument for each part. It returns a scalar, or a tuple or dict of scalars. It
+    may use models, optimizers and metrics from closures or globals; make them after `tfdist.connect()`, in the scope of
+    the cluster.
 
     Args:
         function: called only to be traced, not in each step.

@@ -137,7 +137,7 @@ class OwnStepObjective(trainer.Objective):
         return {name: logs[name] for name in (ordered if set(ordered) == set(logs) else discovered.names)}
 
     def epoch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """Returns the logs of an epoch as Keras: the model's metrics if the step reports the same names, else `logs`.
+        """Returns an epoch's logs as Keras does: the model's metrics if the step reports the same names, else `logs`.
 
         A collective: every worker must call it.
         """
@@ -148,7 +148,7 @@ class OwnStepObjective(trainer.Objective):
 
 
 def train_step(context: trainer.StepContext, shard: Element) -> tf.Tensor:
-    """Makes one step of the user's on this replica's shard, in `strategy.run`; returns `ShardResult.sums`."""
+    """Runs the model's `train_step` on this replica's shard, in `strategy.run`; returns `ShardResult.sums`."""
     objective = context.objective
     statistics = [(statistic, tf.convert_to_tensor(statistic.value)) for statistic in context.statistics]
     fraction = shard["count"] / shard["total"]

@@ -153,7 +153,7 @@ def _more_variables(
     context: trainer.StepContext,
     steps: keras.Variable | None,
 ) -> dict[str, Any]:
-    """Returns further variables of a checkpoint by name: other optimizers, the count of steps, those in attributes."""
+    """Returns further variables of a checkpoint by name: of other optimizers, the step count, those in attributes."""
     saved = {id(variable) for variable in (*model.variables, *context.optimizer.variables)}
     more: dict[str, Any] = {} if steps is None else {"own_step/steps": steps}
     for index, optimizer in enumerate(optimizers):

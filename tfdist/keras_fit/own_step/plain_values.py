@@ -68,7 +68,7 @@ class TracedValues:
         if names:
             messages.log_once(
                 f"{text.list_names(names, _MAX_NAMED)}: as in Keras, this has no effect until the next "
-                "model.compile(...), for which the step is traced again."
+                "model.compile(...), after which the step is traced again."
             )
 
     def note_end(self, *kinds: str) -> None:
@@ -145,7 +145,7 @@ def _owner(one: Any) -> str:
 
 
 def _walk(model: keras.Model) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yields objects with their attributes: a model, its layers, optimizers, losses, metrics, and user's objects there.
+    """Yields objects with their attributes: a model, its layers, optimizers, losses, metrics; user's objects in these.
 
     For a user's function, yields the globals of its module, with those globals that the function names.
     """

@@ -30,12 +30,12 @@ _CONFIG_MODULES = (tf.config, tf.config.experimental, tf.config.threading)
 class FitSeeds:
     """A seed for each call of `fit`, for the order of the examples and the random numbers in steps.
 
-    Calls have different seeds. If the script sets the same global seed again, the seeds start again at the one that
-    followed it the first time: a training that begins with `keras.utils.set_random_seed` can be repeated, as in Keras.
+    Calls have different seeds. If the script sets the same global seed again, the seeds go on as they did after the
+    first time, so a training that begins with `keras.utils.set_random_seed` can be repeated, as in Keras.
     """
 
     next_seed: int = 0
-    # Global seed -> the seed of the next call of `fit` when it was first set.
+    # Global seed -> the value of `next_seed` when it was first set.
     first: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def take(self) -> int:
@@ -89,7 +89,7 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
         if workdir is not None and cluster.is_chief and (later := workdir / f"fit{next(calls)}").exists():
             messages.log(
                 f"WARNING: the script has made fewer calls of fit than before: {later} was not reached. If the script "
-                "skips a call that it made before, later calls take its checkpoints: let the script make all calls. "
+                "skips a call that it made before, later calls resume from its checkpoints: make all calls. "
                 "Finished calls do not train again."
             )
 
@@ -145,7 +145,7 @@ def _methods(
 def compile_for(
     cluster: Cluster, original: Callable[..., None], model: keras.Model, *args: Any, **keywords: Any
 ) -> None:
-    """Compiles as `Model.compile`; what jit_compile="auto" means does not depend on the scope."""
+    """Compiles as `Model.compile`, but resolves jit_compile="auto" without regard to the scope."""
     given = _arguments(original, model, args, keywords)
     if given.get("jit_compile", "auto") == "auto":
         given["jit_compile"] = own_setup.auto_jit_compile(cluster, model)

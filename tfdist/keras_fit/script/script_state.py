@@ -1,7 +1,7 @@
 """Which code of a script's process runs now, and calls that one worker makes for all.
 
-All workers run the same script. Where it writes a file, they wait for each other, one of them writes, and all continue
-when the file is written. So each worker finds the same files as if it ran alone.
+All workers run the same script. Where it writes a file, they wait for each other, the chief writes (in /tmp, one worker
+per host), and all continue when the file is written. So each worker finds the same files as if it ran alone.
 """
 
 import contextlib
@@ -84,7 +84,7 @@ def tfdist_code(by_tfdist: bool = True) -> contextlib.AbstractContextManager[Non
 
 @contextlib.contextmanager
 def without_counting_draws() -> Iterator[None]:
-    """Like `tfdist_code`. Draws in the block change no later draw, as a resumed script may skip all or part of it."""
+    """Like `tfdist_code`, but draws in the block change no later draw: a resumed script may skip all or part of it."""
     if _script is None:
         yield
         return
@@ -128,8 +128,8 @@ def line_of_script(path: Any = None, *, for_library: bool = False) -> str:
     library calls for a purpose of its own.
 
     Args:
-        path: the file that the function writes; None: the function has no file. A file that a library writes counts as
-            the script's, such as a picture, unless it is in a hidden directory or in the library.
+        path: the file that the function writes; None: the function has no file. A file that a library writes, such as a
+            picture, counts as the script's, unless it is in a hidden directory or in the library.
         for_library: the workers also act together if a library calls for a purpose of its own, such as a download.
     """
     if not on_all_workers() or (path is not None and (not _is_path(path) or is_private(path))):
@@ -213,7 +213,7 @@ def barrier(place: str, path: Any = None) -> None:
 
 
 def writes_here(path: Any) -> bool:
-    """Returns whether this worker writes `path`: the chief does, and for files of a host also its first worker."""
+    """Returns whether this worker writes `path`: the chief, or, if each host has its own file, its first worker."""
     return _script.cluster.is_chief or (_is_of_host(path) and is_first_of_host())
 
 
@@ -230,14 +230,13 @@ def is_first_of_host() -> bool:
 
 
 def call_on_owner(place: str, function: Callable[[], Any], path: Any = None) -> Any:
-    """Calls `function` on the worker that owns `path`, while the others wait. Collective: all workers call it.
+    """Calls `function` on the workers that write `path` (`writes_here`); the others wait. Collective: all call it.
 
     Returns:
-        On the worker that calls it, the result of `function`; on the others the chief's, or None if JSON cannot hold
-        it.
+        On the workers that write, the result of `function`; on the others the chief's, or None if JSON cannot hold it.
 
     Raises:
-        Exception: on every worker, if `function` raises on the chief.
+        Exception: on every worker if `function` raises on the chief; else only where it raises.
     """
     barrier(place, path)
     calls, returned, failed = writes_here(path), None, None

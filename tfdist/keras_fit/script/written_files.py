@@ -1,10 +1,10 @@
-"""Only the chief prints and writes: the other workers of an unchanged script wait until it has done so.
+"""Only the chief prints and writes files; the other workers of an unchanged script wait until a file is written.
 
-A file that the script writes in its main thread is written once, by the functions in the tables below and by `open`,
-also if a library such as NumPy, Pillow or Matplotlib calls them for the script. All workers wait for each other before
-and after the write, or when the file is closed: so the next line finds the file on every worker. A write that fails on
-the chief fails on all. The other workers open a scratch file instead, which nothing reads. Files of `tempfile` are
-private: each worker has its own directory for them.
+A file is written once if the script writes it in its main thread, by `open` or a function in the tables below, also if
+a library such as NumPy, Pillow or Matplotlib calls these for the script. In /tmp and /dev/shm it is written once per
+host. All workers wait for each other before and after the write, or when the file is closed, so the next line finds the
+file on every worker. A write that fails on the chief fails on all. The other workers open a scratch file instead, which
+is then removed. Files of `tempfile` are private: each worker has its own directory for them.
 
 Not covered: writes of other threads, of input functions and of child processes, of libraries that write in compiled
 code, standard error, and `os.open`.
@@ -135,7 +135,7 @@ def _path(parameter: str, original: Callable[..., Any], args: tuple, keywords: d
 def _once(parameter: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     path = _path(parameter, original, args, keywords) if script_state.on_all_workers() else os.devnull
     place = script_state.line_of_script(path)
-    # Callbacks of Keras may save a model in a hidden directory, which is not one of the library's own.
+    # A model that a callback of Keras saves in a hidden directory is a file of the script, too.
     saves = parameter == "filepath" and not script_state.is_private(path)
     if not (place or saves) or keywords.get("dir_fd") is not None:
         return original(*args, **keywords)
@@ -272,7 +272,7 @@ def _modules_with(function: Callable[..., Any]) -> list[types.ModuleType]:
 
 
 def _get_file(original: Callable[..., str], *args: Any, **keywords: Any) -> str:
-    """Downloads on the chief, then on the first worker of each other host, where the file may be missing."""
+    """Downloads on the chief, then on the first worker of each other host; all other workers then find the file."""
     place = script_state.line_of_script(for_library=True)
     if not place:
         return original(*args, **keywords)

@@ -38,7 +38,7 @@ _VARIABLE = keras.Variable | tf.Variable
 _COMPOSITE = tf.RaggedTensor | tf.SparseTensor
 # If a step gathers at least this many bytes, a log line says so.
 _MIN_LOGGED_BYTES = 1_000_000
-# The same for multiplications and elements that each replica computes for the whole batch, if at least a tenth of all.
+# The same for the work (see `_work`) that each replica does for the whole batch, if it is at least a tenth of all work.
 _MIN_LOGGED_WORK = 10_000_000
 # Operations that look up rows of a table, and those with graphs of their own, which may do so.
 _LOOKUPS = (
@@ -109,7 +109,7 @@ class GlobalView:
     plan: Plan
     # Whether this trace has no effect, and fills in the plan.
     discovers: bool = False
-    # None: the mean is differentiable, as for a loss that contains the gradients.
+    # Averages gradients over the replicas. None: by a differentiable mean, as for a loss that contains gradients.
     average: Average | None = None
     # The gradient tapes that record now.
     recording: list[Any] = dataclasses.field(default_factory=list)
@@ -118,7 +118,7 @@ class GlobalView:
     on_rows: keras.Layer | None = None
     # Set while the function of a `tf.vectorized_map` is traced, in the graph of the step.
     in_map: bool = False
-    # Set while a loss of the own rows is reduced to this replica's part.
+    # Set while the loss of this replica's rows is reduced to its part of the whole loss.
     reduces: bool = False
     # Set while the losses of a model are summed: each is this replica's part.
     in_parts: bool = False
@@ -166,8 +166,9 @@ class GlobalView:
     def call(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
         """Calls a layer on this replica's rows of its arguments; returns its outputs for the global batch.
 
-        In a branch, loop, map or inner function, and if no argument has rows, each replica calls the layer on whole
-        tensors, with the same random numbers on all. A layer that another layer calls gets this replica's rows.
+        In a branch, loop, map or inner function, if no argument has rows, or if the layer is in `plan.whole_layers`,
+        each replica calls it on whole tensors, with the same random numbers on all. Calls from another layer are
+        unchanged.
         """
         if self.in_layer:
             return original(layer, *args, **keywords)
@@ -201,7 +202,10 @@ class GlobalView:
             messages.log_once(text)
 
     def _by_xla(self, call: Callable[..., Any], *given: Any) -> Any:
-        """Calls a layer compiled by XLA, with its gradients; masks, logits and added losses are outputs of it, too."""
+        """Calls a layer, compiled by XLA with its gradients.
+
+        Masks, logits and added losses are outputs of the compiled function, too.
+        """
         places: list[Any] = []
 
         @tf.function(jit_compile=True, autograph=False)
@@ -271,7 +275,7 @@ class GlobalView:
         return id(value) in self.wholes and not self.wholes[id(value)].per_example
 
     def part_of(self, value: Any) -> Any:
-        """Returns this replica's part of a number: its part of a sum, or 1/N of a number that is equal on all."""
+        """Returns this replica's part of a number: its part of a sum, or 1/N of a float that is equal on all."""
         if self.is_sum(value):
             return self.wholes[id(value)].rows
         if self.discovers or not (isinstance(value, tf.Tensor) and value.dtype.is_floating):
@@ -294,7 +298,7 @@ class GlobalView:
         size = value.shape[0] or 0
         if examples == 1:
             return int(size == 1)
-        # One row for each pair of examples: in a smaller batch, the number of rows per example would be another one.
+        # Such as one row for each pair of examples: in a smaller batch there are fewer rows per example.
         if not self.plan.is_static and size % examples**2 == 0:
             return 0
         divides = any(size % int(part * examples) == 0 for part in (*self.plan.data, 1) if part)
@@ -379,7 +383,7 @@ class GlobalView:
         rows = self.rows.scaled(per_example)
 
         def backward(upstream: tf.Tensor) -> tf.Tensor:
-            # Of a lookup of rows, as by `tf.gather`, it is tf.IndexedSlices.
+            # If rows are looked up, as by `tf.gather`, `upstream` is tf.IndexedSlices.
             return rows.gather(tf.convert_to_tensor(upstream)) / tf.cast(rows.replicas, upstream.dtype)
 
         own, mask = _with_gradient(rows.take, backward, whole), rows_lib.mask_of(whole)
@@ -408,7 +412,7 @@ class GlobalView:
 
         def backward(upstream: tf.Tensor) -> tf.Tensor:
             low, high = rows.low, rows.low + rows.count
-            upstream = tf.convert_to_tensor(upstream)  # Of a lookup of rows it is tf.IndexedSlices.
+            upstream = tf.convert_to_tensor(upstream)  # From tf.IndexedSlices, if rows are looked up.
             # All replicas have the same gradient, unless it becomes a part of a loss.
             if not self.recording:
                 return upstream[low:high] * tf.cast(rows.replicas, upstream.dtype)
@@ -506,11 +510,11 @@ class GlobalView:
         return tf.nest.pack_sequence_as(gradients, flat)
 
     def count_lookups_once(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[tf.Tensor]]:
-        """Makes lookups in a table that every replica does for the whole batch count once, as on one device.
+        """Counts table lookups that every replica does for the whole batch only once, as on one device.
 
         These are lookups outside of layers, such as tf.gather in the step, and in layers that are called on whole
-        tensors. Only those of the first replica count. If a table is looked up in both ways, its gradient becomes
-        dense.
+        tensors. Only those of the first replica count. If a table also has lookups of a replica's rows, its gradient
+        becomes dense.
 
         Returns:
             The gradients, and the indices of the rows that every replica looks up.
@@ -549,7 +553,7 @@ class GlobalView:
             return original(pred, *branches, **options)
         if self.recording:
             try:
-                return original(pred, *branches, **options)  # Of variables, a replica may update those of metrics.
+                return original(pred, *branches, **options)  # A replica may update variables of metrics.
             except RuntimeError as error:
                 raise ValueError(
                     f"A branch of tf.cond updates variables while a tf.GradientTape records, in {line}\n"
@@ -569,7 +573,7 @@ class GlobalView:
         return result
 
     def note_update_in_layer(self, metric: keras.Metric) -> None:
-        """Notes that the layer that runs on the own rows updates a metric: it is then called on whole tensors."""
+        """Notes that the layer that now runs updates a metric: the next trace calls it on whole tensors."""
         if self.rows.replicas > 1:
             self.plan.updating.append(self.on_rows)
         self.log(
@@ -658,7 +662,7 @@ def _has_unknown_rows(value: Any) -> bool:
 
 
 def _with_gradient(forward: Callable[[tf.Tensor], tf.Tensor], backward: Callable, value: tf.Tensor) -> tf.Tensor:
-    """Returns `forward(value)`; `backward` returns its gradient for the gradient of the result."""
+    """Returns `forward(value)`; `backward` computes the gradient of `value` from that of the result."""
     compute = tf.custom_gradient(lambda given: (forward(given), backward))
     return compute(value) if value.dtype.is_floating else forward(value)
 
@@ -732,7 +736,7 @@ def tracing_step(viewed: bool, view: GlobalView) -> Iterator[None]:
 
 
 def apply(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, *args: Any, **keywords: Any) -> Any:
-    """Calls the `apply` of an optimizer, whose branches `cond` then knows."""
+    """Calls the `apply` of an optimizer, and marks the call, so that `cond` knows branches of the optimizer."""
     with patching.set_in_block(_tracing, applied=optimizer):
         return original(optimizer, *args, **keywords)
 

@@ -51,10 +51,10 @@ def in_cross_replica_context(original: Callable[[], bool]) -> bool:
 
 
 def _is_asked_by_step(*, also_in_layers: bool = False) -> bool:
-    """Returns whether the user's code asks, in a step, or in a layer whose rows are the whole batch.
+    """Returns whether the user's code asks, in a step, or, in a trace without effect, in a layer that the step calls.
 
     Args:
-        also_in_layers: whether a layer that runs on a replica's rows counts, too.
+        also_in_layers: whether layers count in other traces, too.
     """
     view = global_view.of_step()
     if view is None or (view.in_layer and not view.discovers and not also_in_layers):

@@ -31,7 +31,7 @@ def call_loss(
     y_pred: Any,
     sample_weight: Any = None,
 ) -> Any:
-    """Calls a loss: on the own rows if it is known to be a mean or sum over rows, else on whole tensors."""
+    """Calls a loss: on this replica's rows if it is known to be a mean or sum over rows, else on whole tensors."""
     given = (y_true, y_pred, sample_weight)
     if view.in_inner_graph:
         return original(loss, *given)
@@ -49,7 +49,7 @@ def call_loss(
 
 
 def scale_loss(original: Callable[..., Any], value: Any) -> Any:
-    """Returns a loss in a step as it is, which is that of the global batch: Keras divides it by the replicas."""
+    """In a step, returns a loss as it is: it is that of the global batch. Keras would divide it by the replicas."""
     return original(value) if global_view.of_step() is None else value
 
 
@@ -61,7 +61,7 @@ def reduce_loss(
     reduction: str | None = "sum_over_batch_size",
     dtype: str | None = None,
 ) -> tf.Tensor:
-    """Replaces `keras.src.losses.loss.reduce_weighted_values` for a loss of the own rows: returns their part."""
+    """Replaces `keras.src.losses.loss.reduce_weighted_values` for a loss of this replica's rows: returns its part."""
     view = global_view.of_step()
     if view is None or not view.reduces or view.discovers:
         return original(values, sample_weight, mask, reduction, dtype)

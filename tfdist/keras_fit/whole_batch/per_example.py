@@ -37,7 +37,7 @@ def is_per_example(one: Any) -> bool:
 
 
 def _is_of_last_axis(loss: keras.Loss) -> bool:
-    """Returns whether a loss of Keras has no `axis` of the user's, which may be that of the examples."""
+    """Returns whether the `axis` of a loss of Keras is the last one; another one may be that of the examples."""
     kinds = (keras.losses.CosineSimilarity, keras.losses.SparseCategoricalCrossentropy)  # Their configs have no axis.
     if isinstance(loss, kinds):
         targets = keras.ops.ones((2,) if isinstance(loss, kinds[1]) else (2, 3))

@@ -27,7 +27,8 @@ _ROUNDING = {2: 2e-2, 4: 5e-5, 8: 5e-5}
 # Rows that a batch of unknown size gets: few other tensors have as many.
 _ROWS = 26
 _MIXING = (keras.layers.MixUp, keras.layers.CutMix)
-# Functions that draw random numbers: they return a constant, so that a layer returns the same for a row in any batch.
+# Functions that draw random numbers. A probe makes them return a constant, so a layer's output for a row is the same in
+# any batch.
 _DRAWS = [
     *((keras.random, name) for name in ("normal", "truncated_normal", "uniform", "randint", "gamma", "beta")),
     *((tf.random, name) for name in ("normal", "truncated_normal", "uniform")),
@@ -141,7 +142,7 @@ def _name(layer: keras.Layer) -> str:
 
 
 def layers_known_to_mix(model: keras.Model) -> tuple[list[keras.layers.Layer], list[str]]:
-    """Returns the layers that are or contain layers of Keras that combine examples, and the names of these."""
+    """Returns the layers that are, or contain, layers of Keras for mixing examples, and the names of the latter."""
     layers = [(one, [part.name for part in _parts(one) if isinstance(part, _MIXING)]) for one in _parts(model)]
     return [one for one, names in layers if names], layers[0][1]
 

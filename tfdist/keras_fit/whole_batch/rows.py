@@ -52,7 +52,7 @@ class Rows:
         return dataclasses.replace(self, low=low, count=count, total=total, most=self.most * up // down, static=static)
 
     def take(self, whole: tf.Tensor) -> tf.Tensor:
-        """Returns the own rows of a tensor of the global batch; a blank one where this replica has none."""
+        """Returns this replica's rows of a tensor of the global batch; one blank row if it has none."""
         blank = tf.cast(self.count == 0, tf.int64)
         own = tf.pad(whole[self.low : self.low + self.count], [[0, blank], *([[0, 0]] * (whole.shape.rank - 1))])
         own.set_shape([self.static, *whole.shape[1:]])

@@ -57,8 +57,8 @@ def _log_layers(layers: list[keras.Layer], statistics: list[keras.Variable]) -> 
         )
     if others:
         messages.log_once(
-            f"{text.list_names(others, 3)}: variables that such a layer updates from its batch are those of each "
-            "replica's examples, averaged over the replicas after each step."
+            f"{text.list_names(others, 3)}: variables that such a layer updates from its batch are updated from each "
+            "replica's examples, and averaged over the replicas after each step."
         )
 
 

@@ -15,7 +15,7 @@ from tfdist.tools.saved_runs.saved import SavedRun
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 ARRAYS, TABLES = (".npz",), (".csv", ".tsv", ".parquet", ".pq")
-# Names in a sentence.
+# Maximum number of values that a warning names.
 _MOST = 5
 
 
@@ -28,7 +28,7 @@ class Rows:
     """A source of the rows of an array, with the `names` of the examples.
 
     `labels`: int64 [n], -1 for an example without a label; None: there are no labels.
-    `targets`: float32 [n], the numbers that the model predicts, NaN where they are not known; None: they are not known.
+    `targets`: float32 [n], the true values of the numbers that the model predicts, NaN if unknown; None: all unknown.
     """
 
     # The heading of the names.

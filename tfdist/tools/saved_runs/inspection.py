@@ -25,7 +25,7 @@ from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 
 USAGE = "RUN [flags]"
-# Images in the picture, and in a row of it; classes whose numbers are written into the matrix.
+# Images in the picture, and in a row of it; with more classes than this, the matrix has colours only.
 _WORST, _COLUMNS, _WRITTEN = 20, 5, 25
 
 

@@ -69,7 +69,7 @@ def _load_exported(saved: SavedRun, cluster: Cluster) -> keras.Model:
 
 
 def _preparation(saved: SavedRun) -> Prepare:
-    """Returns prepare(batch, seeds, *, training) of a run with `config.data.finish`."""
+    """Returns prepare(batch, seeds, *, training) of a run, followed by `config.data.finish`."""
     data = saved.config.data
     prepare = specs.partial(data.prepare, field="config.data.prepare", positional=2, training=True)
     finish = data.finish and specs.partial(data.finish, field="config.data.finish", positional=1, training=True)

@@ -26,7 +26,7 @@ from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 
 USAGE = "RUN FILES... [flags]"
-# Rows that are printed; the file has all.
+# Maximum number of rows that are printed; the file has all.
 _SHOWN = 20
 # Sums of probabilities may differ from 1 by the rounding of float16.
 _TOLERANCE = 5e-3
@@ -154,7 +154,7 @@ def _show(
     if of_classes:
         counts = collections.Counter(row[1] for row in rows)
         print(f"{len(rows):,} examples: {', '.join(f'{count:,} {name}' for name, count in counts.most_common(12))}")
-    if labels is not None:  # Numbers of the names of classes.
+    if labels is not None:  # Indices into `classes`; -1: no label.
         known = int((labels >= 0).sum())
         right = sum(number >= 0 and classes[number] == row[1] for number, row in zip(labels, rows, strict=True))
         print(f"accuracy {right / known:.4f}: {right:,} of {known:,}, by their labels")
@@ -166,7 +166,7 @@ def errors(predicted: np.ndarray, targets: np.ndarray, name: str) -> str:
     errors = predicted[known].astype(np.float64) - targets[known]
     mean, root = np.abs(errors).mean(), np.sqrt(np.square(errors).mean())
     rows = f"{known.sum():,} rows with {name!r}"
-    return f"mean absolute error {mean:.4g}, root of the mean squared error {root:.4g}: {rows}"
+    return f"mean absolute error {mean:.4g}, root mean squared error {root:.4g}: {rows}"
 
 
 def main(args: argparse.Namespace) -> None:

@@ -124,7 +124,7 @@ class _Replay:
         self._initial = checkpoint_format.snapshot(self._run.variables)
 
     def differences(self, chosen: list[tuple[int, int]]) -> Iterator[str]:
-        """Yields a line for each hash of data, checkpoints and `chosen` intervals that was recorded otherwise."""
+        """Yields a line for each hash of data, checkpoints and `chosen` intervals that differs from its record."""
         from tfdist.training.consistency import hashing, start_checks
 
         hashes = start_checks.hash_examples(self._run.feed.examples(start_checks.EXAMPLES))

@@ -17,8 +17,8 @@ def record_end(services: LoopServices) -> Iterator[None]:
     """Closes the files of the run after the block, and records how this start of the run ended.
 
     A SystemExit from a config's code is an error. An error is reported before files are closed, and closing then has a
-    time limit, because the workdir may hang. The errors of scripts are not reported here, because scripts report or
-    catch them, unless the time limit is reached.
+    time limit, because the workdir may hang. Scripts report or catch their errors themselves; these are reported here
+    only if the time limit is reached.
     """
     heartbeat_monitor.call_before_exit(functools.partial(services.ledger.note_end, "lost"))
     run, end, text, failed = services.run, "", "", None

@@ -22,7 +22,7 @@ _EXAMPLES, _FEW_CLASSES = 64, 16
 _FIRST_LAYERS, _FOR_BYTES = 4, 1 / 100
 # Values up to this magnitude have already been divided by 255, and perhaps normalised.
 _SCALED = 4.0
-# Numbers of examples among which the first one's values are computed, and the least difference that is reported.
+# The sizes of the two batches in which the first example is compared, and the least difference that is reported.
 _FEW, _MORE, _COUPLED = 2, 4, 1e-2
 
 
@@ -57,7 +57,7 @@ def report(run: Run, reporter: Reporter) -> None:
 def coupled(objective: Objective, batch: Batch) -> Iterator[str]:
     """Yields a warning for each value of an example that depends on the other examples.
 
-    Such as by shapes [n, 1] and [n], whose difference is [n, n]. Each replica computes its examples apart, so that
+    One cause is a difference of shapes [n, 1] and [n], which is [n, n]. Each replica computes its examples alone, so
     another number of replicas would give other values.
     """
     few, again, more = (
@@ -68,13 +68,13 @@ def coupled(objective: Objective, batch: Batch) -> Iterator[str]:
     )
     for name in few:
         one, same, other = (float(values[name][0]) for values in (few, again, more))
-        # Equal to itself, because a function may draw random numbers.
+        # A value that differs between equal batches is drawn at random, and tells nothing.
         if one == same and not math.isclose(one, other, rel_tol=_COUPLED, abs_tol=_COUPLED):
             yield (
                 f"config.objective: {name!r} of an example depends on other examples: that of the first one is "
                 f"{one:.6g} in a batch of {_FEW} and {other:.6g} in a batch of {_MORE}. Each replica computes its "
-                "examples alone, so another number of replicas gives other results. Do shapes [n, 1] and [n] meet in "
-                "a difference?"
+                "examples alone, so another number of replicas gives other results. Does it subtract "
+                "tensors of shapes [n, 1] and [n]?"
             )
 
 
