@@ -614,11 +614,6 @@ def _functions_of(graph: tf.Graph) -> dict[str, Any]:
     return {one.signature.name: one for one in graph.as_graph_def().library.function}
 
 
-def _functions_of(graph: tf.Graph) -> dict[str, Any]:
-    """Returns the functions of a graph by name: those of its branches, loops and calls."""
-    return {one.signature.name: one for one in graph.as_graph_def().library.function}
-
-
 def _is_read(whole: Any, functions: Callable[[tf.Graph], dict[str, Any]]) -> bool:
     """Returns whether an operation of the graph reads the values of a tensor, and not only its shape."""
     parts = [one for one in tf.nest.flatten(whole, expand_composites=True) if isinstance(one, tf.Tensor)]
