@@ -19,11 +19,12 @@ import numpy as np
 
 from tfdist import config
 from tfdist.cluster import process_exit
-from tfdist.config import learning_rate, tool_flags
+from tfdist.config import tool_flags
 from tfdist.configs.laboratory import surface as pictures
 from tfdist.tools import child_runs, tables
 from tfdist.tools.pictures import style
 from tfdist.training import features
+from tfdist.training.step import learning_rate
 
 # (batch size, replicas) -> float64 [steps, 2], the (m, n) before each step.
 Trajectories = dict[tuple[int, int], np.ndarray]

@@ -8,7 +8,8 @@ import pytest
 import shipped
 from launching import REPOSITORY
 
-from tfdist.config import batches, specs, validate
+from tfdist.config import specs, validate
+from tfdist.data import batches
 from tfdist.training.step.layers import normalization
 
 FOLDER = REPOSITORY / "configs"

@@ -7,11 +7,11 @@ import probes
 import pytest
 
 from tfdist import config as c
-from tfdist.config import learning_rate, specs
+from tfdist.config import specs
 from tfdist.configs.laboratory.local_sgd import command
 from tfdist.configs.laboratory.local_sgd import rounds as rounds_lib
 from tfdist.configs.networks import classic
-from tfdist.training.step import train_step
+from tfdist.training.step import learning_rate, train_step
 from tfdist.zoo import models, schedules
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.config import batches, specs
-from tfdist.data import autograph, guard, order, pipelines
+from tfdist.config import specs
+from tfdist.data import autograph, batches, guard, order, pipelines
 from tfdist.data.feed import Batch, Prepare, Sizes
 from tfdist.data.pipelines import Inputs
 

@@ -13,7 +13,7 @@ from tfdist.cluster import interruption, slurm_requeue, strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.cluster.discovery import slurm_job
-from tfdist.config import diff, learning_rate, specs
+from tfdist.config import diff, specs
 from tfdist.data import guard
 from tfdist.data import inputs as inputs_lib
 from tfdist.data.feed import Feed
@@ -24,6 +24,7 @@ from tfdist.training import run as run_lib
 from tfdist.training.hooks import Hooks
 from tfdist.training.run import Run
 from tfdist.training.step import build_context as build_context_lib
+from tfdist.training.step import learning_rate
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.random_numbers import seed_generators

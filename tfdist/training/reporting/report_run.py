@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.cluster import numerics
 from tfdist.cluster.devices import gpu_software, machine, onednn
-from tfdist.config import diff, learning_rate, saved_run, user_code
+from tfdist.config import diff, saved_run, user_code
 from tfdist.report import files, lines, run_info
 from tfdist.report.console import Console
 from tfdist.report.ledger import Ledger
@@ -18,6 +18,7 @@ from tfdist.report.reporter import Reporter
 from tfdist.training.reporting import first_batch
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
+from tfdist.training.step import learning_rate
 from tfdist.training.step.layers import model_layers
 
 # What the numbers of an example mean: class names, columns; see `tfdist.data.description.to_save`.

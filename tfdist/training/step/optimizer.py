@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import learning_rate as learning_rate_lib
 from tfdist.config import patching, specs
+from tfdist.training.step import learning_rate as learning_rate_lib
 
 # The length of a schedule, as a multiple of the warm-up, if the run is not longer than the warm-up.
 _TIMES_WARMUP = 10

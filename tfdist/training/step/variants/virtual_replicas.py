@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import onednn
-from tfdist.config import batches
+from tfdist.data import batches
 from tfdist.data.feed import Distributor, Feed, Sizes
 from tfdist.data.pipelines import Inputs
 from tfdist.data.stream import ReplicaShard

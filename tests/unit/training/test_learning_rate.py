@@ -4,7 +4,8 @@ import pytest
 
 from tfdist import config as c
 from tfdist import configs
-from tfdist.config import learning_rate, load, schema
+from tfdist.config import load, schema
+from tfdist.training.step import learning_rate
 
 MUON = {"target": "tfdist.configs.networks.optimizers:muon"}
 
