@@ -27,7 +27,7 @@ TOOLS = {
     "runs": ("tfdist.tools.many_runs.runs", "List runs with state, progress and metrics; sort and filter them."),
     "compare": (
         "tfdist.tools.many_runs.compare",
-        "Show how runs differ: fields, metrics, code, and the first step; curves.",
+        "Show how runs differ: fields, metrics, code, and the first different step.",
     ),
     "verify": ("tfdist.tools.saved_runs.verify", "Train parts of a finished run again, and compare hashes."),
     "new": ("tfdist.tools.start.new", "Write a config, a network and a README for your own data."),

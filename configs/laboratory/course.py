@@ -1,7 +1,7 @@
 """Runs an exercise of one of four public courses: `python -m tfdist course cte_power 7`.
 
-Prints what the page asks, the command that does it, as you would type it, and then runs it. At the end it prints
-the page's answer, with its hardware, beside yours.
+Prints what the page asks and the command that does it, and runs this command. At the end it prints the page's answer,
+with its hardware, beside yours.
 
     python -m tfdist course                                        the courses
     python -m tfdist course cte_power                              its tasks

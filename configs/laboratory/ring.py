@@ -1,8 +1,8 @@
 """A ring all-reduce by hand, message by message, of the gradients of a config: `tfdist all_reduce --ring`.
 
-For teaching only: trainings use TensorFlow's collectives, and the sums of both are compared. Each replica sends chunks
-of its gradient to the next one, over a TCP connection. Algorithm: Patarasuk and Yuan, "Bandwidth optimal all-reduce
-algorithms for clusters of workstations", J. Parallel Distrib. Comput. 69 (2009).
+For teaching only: no training uses it. Its sums are compared with those of TensorFlow's collectives. Each replica sends
+chunks of its gradient to the next one, over a TCP connection. Algorithm: Patarasuk and Yuan, "Bandwidth optimal
+all-reduce algorithms for clusters of workstations", J. Parallel Distrib. Comput. 69 (2009).
 """
 
 import concurrent.futures

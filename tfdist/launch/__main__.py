@@ -5,8 +5,8 @@ tfdist.main, for every worker. `-- my_script.py --its=flags` runs a script over 
 connects them itself with tfdist.connect(); `-- run --workdir=DIR my_script.py` also saves it. `-- -m MODULE ...` and
 `-- PROGRAM ...` are started as they are. Each line of output starts with the rank of its worker.
 
-Exit codes are those of the workers: 0 finished, 75 stopped and saved (run the same command to resume), 1 an
-error; and 76 if it gave up restarting, 130 after a second Ctrl-C. See docs/launchers.md.
+Exit codes are those of the workers: 0 finished; 1 an error; 75 stopped and saved (run the same command to resume); 77
+replicas differ. 76: it gave up restarting; 130: Ctrl-C twice. See docs/launchers.md.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
 Doubles the batch of a replica, starting with the config's batch size, until a training step no longer fits, or the data
 has fewer examples. Each trial runs in a process of its own, over all devices of this machine, so that running out of
-memory ends only the trial. The limit is the memory of the GPUs, and on CPUs `--memory_mb`, by default 90 % of what is
-free.
+memory ends only the trial. The limit is the memory of the GPUs, and on CPUs `--memory_mb`, by default 90 % of the free
+memory.
 """
 
 import argparse

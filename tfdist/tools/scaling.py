@@ -5,9 +5,9 @@ time of an epoch, examples per second, speedup and efficiency relative to the sm
 after the same epochs, and the time of input, compute and communication. The first epoch, which includes start-up and
 compilation, is a separate column.
 
-Replicas are workers on this machine, devices of one process, or, within a Slurm allocation (sbatch or
-salloc, without srun), tasks of a Slurm step. The same command again measures again.
-`python -m tfdist plot DIR DIR` draws several studies in one picture.
+Replicas are workers on this machine, devices of one process, or, within a Slurm allocation (sbatch or salloc, without
+srun), tasks of a Slurm step. The same command measures everything again. `python -m tfdist plot DIR DIR` draws several
+studies in one picture.
 """
 
 import argparse

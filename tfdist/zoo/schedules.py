@@ -1,8 +1,8 @@
 """Learning rates as functions of the optimizer step: constant, step, cosine, one-cycle and range test, with warm-up.
 
-All five have the same warm-up: during the first `warmup_steps` the learning rate increases linearly, in equal steps, to
-the first rate of the main schedule (Goyal et al., arXiv 1706.02677), which covers the rest of the run. The rate is
-above zero in every step, also in the last one, number `total_steps` - 1: a decay to zero ends one step later.
+All five have the same warm-up (Goyal et al., arXiv 1706.02677): during the first `warmup_steps` the learning rate
+increases linearly, in equal steps, to the first rate of the main schedule. The main schedule covers the rest of the
+run. The rate is above zero in every step: a decay to zero ends one step after the last one, number `total_steps` - 1.
 `settable` is not a schedule but a number that callbacks can set.
 
 Computed in float64 and returned as a float32 scalar: float32 cannot represent all steps above 2**24.

@@ -1,7 +1,7 @@
 """The GPUs of a job in one table: `python -m tfdist doctor --gpu`, alone or under a launcher. It needs no config.
 
-It has the devices and versions, the time of a step of a residual network in each precision, and the precision to set.
-Exit code 1, with one line that says why: there is no GPU. `tfdist all_reduce` measures the network.
+The table has the devices and versions, the time of a step of a residual network in each precision, and the precision to
+set. Without a GPU, one line gives the reason, and the exit code is 1. `tfdist all_reduce` measures the network.
 """
 
 import os

@@ -5,10 +5,10 @@
     tfdist sweep --config=... --set ... --workdir=... --slurm="--nodes=1 --time=60 launch/slurm.sbatch"
 
 VALUES are a list (0.1,0.2), a range of whole numbers (0..4), or with --random=N an interval to draw from:
-log(1e-5,1e-2), uniform(0,1), int(16,256). Without --random every combination is one run. The workdir of a run has the
-name of its values, with all that `tfdist train` writes, its overrides.json and its output.log.
+log(1e-5,1e-2), uniform(0,1), int(16,256). Without --random every combination is one run. The workdir of a run is named
+after its values; it has all that `tfdist train` writes, overrides.json and output.log.
 
-The same command again runs what is not finished; more values add runs. A run that fails is named, and the others go on.
+The same command continues the unfinished runs; more values add runs. A run that fails is named, and the others go on.
 With --slurm the runs are the tasks of one job array. Exit codes: 0 all runs are finished, or are in the queue; 1 some
 failed; 75 stopped.
 """

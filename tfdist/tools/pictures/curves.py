@@ -1,6 +1,6 @@
-"""Curves of one or several runs from their metrics.jsonl: the objective's values and examples per second by epoch.
+"""Curves of one or several runs from their metrics.jsonl: the objective's values and examples per second.
 
-Or by another column of the reports, such as the step or the learning rate.
+They are drawn by epoch, or by another column of the reports, such as the step or the learning rate.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """Shows what a run gets wrong: `python -m tfdist inspect RUN`.
 
 The examples are those of the evaluation split of the run. It prints a table of the classes; the folder inspect/ of the
-workdir gets all wrong examples as wrong.csv, with their files or rows, and the confusion matrix and the 20 most wrong
-images as pictures.
+workdir gets wrong.csv, with the files or rows of all wrong examples, and pictures of the confusion matrix and the 20
+most wrong images.
 
     python -m tfdist inspect runs/digits
     python -m tfdist inspect runs/cats --checkpoint=best

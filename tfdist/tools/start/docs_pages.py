@@ -1,6 +1,6 @@
 """Prints the pages of tfdist: `python -m tfdist docs [PAGE]`, such as `tfdist docs slurm`; without a page, their list.
 
-The path of a file that the pages name, such as launch/slurm.sbatch, prints this file.
+`tfdist docs launch/slurm.sbatch` prints this file, and so on for other files that the pages name.
 """
 
 import argparse
