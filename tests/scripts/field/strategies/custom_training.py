@@ -8,7 +8,7 @@ import tensorflow as tf
 from recording import record
 
 random = np.random.default_rng(0)
-train_images = random.normal(size=(70, 8, 8, 1)).astype("float32")
+train_images = random.normal(size=(77, 8, 8, 1)).astype("float32")
 train_labels = (train_images.mean(axis=(1, 2, 3)) > 0).astype("int64")
 test_images, test_labels = train_images[:22] + 0.1, train_labels[:22]
 
@@ -16,7 +16,7 @@ strategy = tf.distribute.MirroredStrategy()
 print("Number of devices:", strategy.num_replicas_in_sync)
 GLOBAL_BATCH_SIZE, EPOCHS = 16, 3
 train_dataset = tf.data.Dataset.from_tensor_slices((train_images, train_labels))
-train_dataset = train_dataset.shuffle(70, seed=2).batch(GLOBAL_BATCH_SIZE)
+train_dataset = train_dataset.shuffle(77, seed=2).batch(GLOBAL_BATCH_SIZE)
 test_dataset = tf.data.Dataset.from_tensor_slices((test_images, test_labels)).batch(GLOBAL_BATCH_SIZE)
 train_dist_dataset = strategy.experimental_distribute_dataset(train_dataset)
 test_dist_dataset = strategy.experimental_distribute_dataset(test_dataset)
