@@ -27,7 +27,7 @@ def printed(*words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "devices"), itertools.product(NAMES, (1, 2)))
+@pytest.mark.parametrize(("name", "devices"), [*itertools.product(NAMES, (1, 2))])
 def test_the_number_is_that_of_keras(name, devices):
     found = printed("-m", "tfdist.run", f"--logical_devices={devices}")
     assert trial.difference(printed()[name], found[name]) < 1e-5
