@@ -186,9 +186,7 @@ def exit_when_lost(
 def _exit_lost(text: str, record: Callable[[str], None]) -> None:
     print(f"tfdist: {text}. Restart all tasks to resume from the newest checkpoint.", file=sys.stderr)
     interruption.within(_NAME_SECONDS, lambda: record(text))  # The workdir may hang.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(interruption.EXIT_PEER_LOST)  # TensorFlow's shutdown would wait for the lost task.
+    interruption.end_process(interruption.EXIT_PEER_LOST)  # TensorFlow's shutdown would wait for the lost task.
 
 
 def _prepare(env: MutableMapping[str, str]) -> None:

@@ -290,7 +290,7 @@ class GlobalView:
         """Returns the rows of a tensor for each example of the batch; 0: its rows are not those of the batch."""
         if id(value) in self.wholes:
             return self.wholes[id(value)].per_example
-        if not isinstance(value, tf.Tensor | _COMPOSITE) or not value.shape.rank:
+        if not _is_tensor(value) or not value.shape.rank:
             return 0
         examples = self.plan.batch
         if value.shape[0] is None and isinstance(value, _COMPOSITE):  # Such as the output of a layer for texts.
@@ -403,7 +403,7 @@ class GlobalView:
             whole.set_shape([int(per_example * self.plan.batch), *whole.shape[1:]])
         self.wholes[id(whole)] = _Whole(whole, own, number, per_example)
         logits = getattr(own, "_keras_logits", None)
-        if logits is not None:  # Losses of Keras compute from these, which are more exact than a softmax.
+        if logits is not None:  # Keras computes losses from the logits, because small probabilities are clipped.
             whole._keras_logits = self.whole_of(logits, per_example)
         return whole
 
