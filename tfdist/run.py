@@ -1,12 +1,13 @@
 """Runs an unchanged Keras script on all workers, for example: python -m tfdist.run my_script.py
 
-Start it once per worker: by srun, mpirun, with TF_CONFIG, or directly. The workers connect first. `fit`, `evaluate` and
-`predict` of the script's models use all workers; only the chief prints and writes. See docs/scripts.md.
+Start it once per worker, by srun, mpirun or another launcher, or with TF_CONFIG; without these there is one worker. The
+workers connect first. `fit`, `evaluate` and `predict` of the script's models use all workers; only the chief prints and
+writes. See docs/scripts.md.
 
   --workdir=DIR        saves each call of fit in its own directory: DIR/fit1, DIR/fit2, ... Run the same command again
                        to resume.
   --logical_devices=N  splits this worker's CPU into N devices, to try a script on several replicas.
-  --whole_calls=true   calls layers that mix the examples of a batch with the whole global batch, on each replica.
+  --whole_calls=true   a layer that mixes the examples of a batch gets the whole global batch, on each replica.
 
 Exit codes: those of python -m tfdist.main, or the script's own.
 """
@@ -108,7 +109,7 @@ def main() -> None:
     """Runs the script that the command line names, and exits the process."""
     closed_streams.reopen()
     args = parse(sys.argv[1:])
-    # Python reads it when it starts. With the same value, sets of strings have the same order on all workers.
+    # Python reads this variable at startup. The same value gives sets of strings the same order on all workers.
     if "PYTHONHASHSEED" not in os.environ:
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})
     tensorflow_log.announce()

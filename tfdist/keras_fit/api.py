@@ -6,8 +6,8 @@ Data (`x`) is the same on every worker, and each worker takes its shard. Support
     a source with `len()` and `read(ids)` -> (x, y), (x, y, sample_weight) or a dict with a "label";
     a generator of batches.
 
-Callbacks are the same on every worker, and run on all; those that write files, or have `on_all_workers = False`, run on
-the chief only.
+Callbacks are the same on every worker, and run on all. Those that write files or come from a library such as W&B, and
+those with `on_all_workers = False`, run on the chief only.
 
 Importing this module changes nothing in Keras. While they run, `fit`, `evaluate` and `predict` replace functions of
 Keras and TensorFlow (`patches.py`).
@@ -84,11 +84,12 @@ def fit(
     Args:
         cluster: what `connect` returned; the model was created and compiled in its scope.
         x: training data; see the module's docstring, also for `callbacks`. Other arguments: as for `model.fit`.
-        batch_size: examples per step over all replicas; default: 32.
+        batch_size: examples per step over all replicas, unless `x` consists of batches. Default: the number of examples
+            divided by `steps_per_epoch`, rounded up, if that is given; otherwise 32.
         verbose: 1 or "auto": a progress bar, or in a log file the same as 2. 2: a line per epoch. 0: no output.
         workdir: directory of the run, which all workers share; the same script, started again, resumes from it. None:
             nothing is saved.
-        seed: seed of the order of the examples.
+        seed: for the order of the examples, and for random ops of the steps that have no seed of their own.
 
     Returns:
         A `keras.callbacks.History`.
@@ -154,7 +155,7 @@ def fit(
 
 
 def _steps_made(run: trainer.Run) -> int:
-    """Returns the number of steps of all runs of this model, including those before a restart."""
+    """Returns the step count of the optimizer, or of the run: it includes the steps before a restart."""
     return int(keras.ops.convert_to_numpy(run.context.step_count))
 
 
@@ -179,7 +180,7 @@ def evaluate(
     Args:
         cluster: what `connect` returned; `model` was created and compiled in its scope.
         x: data as for `fit`.
-        batch_size: examples per step over all replicas; default: 32.
+        batch_size: as for `fit`, with `steps` in place of `steps_per_epoch`.
         verbose: 1 or "auto" for a bar (in a log file a line), 2 for a line, 0 for no output.
         callbacks: Keras callbacks; their evaluation hooks are called.
         return_dict: True: return a dict by name. False: a list in Keras' order, or the loss if there are no metrics.
@@ -221,7 +222,7 @@ def predict(
     Args:
         cluster: what `connect` returned; `model` was created in its scope.
         x: data as for `fit`; targets and weights in it are ignored.
-        batch_size: examples per step over all replicas; default: 32.
+        batch_size: as for `evaluate`.
         verbose: as for `evaluate`.
         callbacks: Keras callbacks; their prediction hooks are called.
 

@@ -19,7 +19,7 @@ def _as_list(given: Any) -> list[Any]:
 
 
 def find_backup(given: Any, workdir: Path | None) -> keras.callbacks.BackupAndRestore | None:
-    """Returns the BackupAndRestore whose directory the run takes; None: there is none, or `workdir` is given.
+    """Returns the BackupAndRestore whose directory the run uses; None: there is none, or `workdir` is given.
 
     Args:
         workdir: the directory of the run; None: that of the callback.
@@ -27,7 +27,7 @@ def find_backup(given: Any, workdir: Path | None) -> keras.callbacks.BackupAndRe
     found = next((one for one in _as_list(given) if isinstance(one, keras.callbacks.BackupAndRestore)), None)
     if found is not None:
         place = found.backup_dir if workdir is None else workdir
-        messages.log_once(f"BackupAndRestore: fit saves and resumes in {place}, in tfdist's own format.")
+        messages.log_once(f"BackupAndRestore: fit saves to {place}, and resumes from it, in tfdist's own format.")
     return found if workdir is None else None
 
 
@@ -93,6 +93,6 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         super().on_train_batch_end(done - 1, dict(sorted(logs.items())))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Shows nothing: logs are known after an execution."""
+        """Shows nothing: logs are known only at the end of an execution."""
 
     on_test_batch_end = on_predict_batch_end = on_train_batch_end

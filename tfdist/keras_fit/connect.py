@@ -2,7 +2,7 @@
 
 `connect` sets `sys.excepthook` for the rest of the script: an error between two calls of `fit` would otherwise leave
 the other workers waiting. With one worker, errors are printed in the same form. With several workers, `connect` also
-makes Keras' own `fit`, `evaluate` and `predict` raise for models in their scope.
+makes Keras' own `fit`, `evaluate` and `predict` raise for models made in the cluster's scope.
 """
 
 import atexit

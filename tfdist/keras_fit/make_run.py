@@ -50,7 +50,7 @@ def make_run(
     Args:
         data: "train" -> the training data, and "test" -> the data that is evaluated after epochs, if there is any; or
             only "test" -> the data of an evaluation.
-        callbacks: what Keras accepts as `callbacks`. They are made after the model is built.
+        callbacks: what Keras accepts as `callbacks`. They get the model when it is built.
         stack: restores what the run replaces in the model.
 
     Raises:
@@ -126,7 +126,7 @@ def _advice_if_diverged(in_data: bool) -> str:
         return "Remove or replace such values in the data."
     return (
         "Lower the learning rate, or clip the gradients with the optimizer's global_clipnorm, and start again in "
-        "another workdir. Only arrays were searched for such values: look for them in other data."
+        "another workdir. Only arrays were searched for such values: if the data is not arrays, search it yourself."
     )
 
 
@@ -263,7 +263,7 @@ def _make_feed(
 
     Args:
         data: as for `make_run`.
-        compares: whether a resumed run compares its data with those of the earlier start.
+        compares: whether a resumed run compares its data with that of the earlier start.
     """
     shard, validation = trainer.replica_shard(cluster), data.get("test")
     adapter = data.get("train", validation)
@@ -318,7 +318,7 @@ def _make_feed(
 
 
 def _compare_first_batches(cluster: Cluster, adapter: Stream) -> None:
-    """Compares the first batches that Python code of a script made in the epoch that ends. Collective."""
+    """Compares the workers' first batches of the ending epoch, if Python code of a script made them. Collective."""
     batches = cluster.all_gather([*adapter.first_batch])
     if not same_data.are_alike(batches[cluster.rank], batches[0]):
         messages.log_once(
@@ -345,7 +345,7 @@ def config_of_fit(
     shuffle: bool,
     seed: int,
 ) -> config_lib.Config:
-    """Returns the config of a training; arguments as for `fit`."""
+    """Returns the config of a call of `fit`; arguments as for `fit`."""
     when = (
         {"after": sorted(validation_freq)} if isinstance(validation_freq, Collection) else {"epochs": validation_freq}
     )

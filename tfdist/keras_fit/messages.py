@@ -1,4 +1,4 @@
-"""Lines to standard error; those about what happens in every step are printed once."""
+"""Prints lines on standard error; `log_once` prints each only once, on the chief."""
 
 import sys
 

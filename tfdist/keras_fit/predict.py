@@ -3,7 +3,7 @@
 Each replica runs the model on its shard of a batch. Outputs with one row per example and a known shape are
 concatenated. Other outputs, such as a number or rows of an unknown length, are computed on the whole batch, as on one
 device. So are the outputs of a user's `predict_step`, and those of a model with the user's layers, unless a test with
-random rows shows that these compute each row by itself.
+random rows shows that its layers do not mix rows.
 """
 
 import functools
@@ -65,7 +65,7 @@ class Predictor:
             return False
         divided = iter(base.have_rows(element_spec))
 
-        def of_any_size(spec: Any) -> Any:  # Later batches may have more rows than one.
+        def of_any_size(spec: Any) -> Any:  # The batches of later calls may have another size.
             if spec is None or not next(divided) or not isinstance(spec, tf.TensorSpec):
                 return spec
             return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)

@@ -49,26 +49,33 @@ class DataAdapter:
     work_of_all: str | None = None
     # Whether the number of batches is not known before they are read, and `steps` was counted.
     size_unknown: bool = False
-    # Whether Python code or a state makes the batches, and so may draw random numbers.
+    # Whether the batches depend on Python code, a random state or variables. Reading them may draw random numbers.
     made_by_code: bool = False
     # The number of rows of each tensor of a batch; (): all have `batch_size` rows.
     rows: tuple[int, ...] = ()
 
     def one_pass(self, shard: ReplicaShard, *, reset: bool) -> tf.data.Dataset:
-        """Begins an evaluation (`reset`: Keras resets the data) or a prediction; returns this worker's elements."""
+        """Begins an evaluation or a prediction, and returns this worker's elements.
+
+        Args:
+            reset: whether to reset the data first, as Keras does for an evaluation.
+        """
         return self.dataset(shard, 0, self.steps)
 
     def end_epoch(self) -> None:
         """Ends an epoch, or a pass, of which all steps were made."""
 
     def finish(self, steps: int) -> None:
-        """Called after a training of `steps` steps; repeats what an earlier start did to the data in these steps."""
+        """Called after training for `steps` steps; repeats what an earlier start did to the data in these steps."""
 
     def repeat_pass(self) -> None:
         """Repeats what an evaluation of an earlier start has done to the data."""
 
     def first_nonfinite(self, shard: ReplicaShard, first_number: int, last_number: int) -> tuple[int, str] | None:
-        """Returns the first of these steps, counted from 1, with a non-finite value, and a sentence; None: none."""
+        """Returns the first of these steps, counted from 1, with a non-finite value, and a sentence about the value.
+
+        Returns None if there is none.
+        """
         return None
 
 

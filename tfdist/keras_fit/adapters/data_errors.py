@@ -12,7 +12,7 @@ _CHECK = re.compile(r"\[((?:A batch holds|A step needs|The layer)[^\]]*)\] \[([^
 
 @contextlib.contextmanager
 def explain(steps: int) -> Iterator[None]:
-    """Raises a ValueError instead if, in the block, the data ends too early or has unsuitable numbers of rows."""
+    """Turns TensorFlow's error into a ValueError if the data ends too early or has unsuitable numbers of rows."""
     try:
         yield
     except (
@@ -27,5 +27,5 @@ def explain(steps: int) -> Iterator[None]:
             raise
         raise ValueError(
             f"The data ended before an epoch of {steps} steps was complete, or before the last epoch. A generator must "
-            "give steps_per_epoch batches for each epoch: let it start again at its end, or lower steps_per_epoch."
+            "yield steps_per_epoch batches for each epoch: let it start again at its end, or lower steps_per_epoch."
         ) from None

@@ -39,7 +39,11 @@ def make_data_adapter(x: Any, y: Any, sample_weight: Any, options: DataOptions) 
 
 
 def split(x: Any, y: Any, sample_weight: Any, part: float) -> tuple[tuple, tuple]:
-    """Splits examples as Keras: returns (x, y, sample_weight) of the first ones, and of the last fraction `part`."""
+    """Splits examples as Keras does: returns (x, y, sample_weight) of the first ones, and of the last fraction `part`.
+
+    Raises:
+        ValueError: `part` is not between 0 and 1.
+    """
     if not 0 < part < 1:
         raise ValueError(f"validation_split must be between 0 and 1. Received: {part!r}")
     return array_slicing.train_validation_split((x, y, sample_weight), validation_split=part)
@@ -74,7 +78,7 @@ def _batches_of_keras(x: Any, options: DataOptions, *, is_generator: bool = Fals
 
 
 def _generator(generator: Iterator, options: DataOptions) -> Stream:
-    """Returns the adapter of a generator: as in Keras, each evaluation begins with the first two batches of all."""
+    """Returns the adapter of a generator: as in Keras, an evaluation begins with the generator's first two batches."""
     if options.steps is None:
         raise ValueError("The length of a generator is unknown: pass steps_per_epoch (or validation_steps, or steps).")
     found = _batches_of_keras((tf_dataset.as_tuple(batch) for batch in generator), options, is_generator=True)

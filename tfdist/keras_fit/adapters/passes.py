@@ -49,7 +49,7 @@ class Passes:
         self._is_open, self._seen, self._behind = False, 0, 0
 
     def reset(self) -> None:
-        """Called before a training, and before each evaluation."""
+        """Called before training, and before each evaluation."""
         self._is_open = False
         if self._repeats_shuffle:
             messages.log_once(

@@ -1,6 +1,6 @@
 """Changes to the graph of a user's `tf.data` pipeline.
 
-Maps before `batch`, as in `shuffle -> map -> batch`, are moved behind it: the pipeline makes global batches of unmapped
+Maps before `batch`, as in `shuffle -> map -> batch`, are moved after it: the pipeline makes global batches of unmapped
 examples, and each worker maps its rows of them. Each worker reads every other pipeline as it is, without a prefetch at
 its end.
 """

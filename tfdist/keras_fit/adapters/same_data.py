@@ -73,10 +73,7 @@ def are_alike(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def summary(arrays: Iterable[Any]) -> tuple[float, ...]:
-    """Returns four numbers about arrays: a hash of those that are not floats, and sums of those that are.
-
-    Processors round differently, so sums of two workers may differ in their last digits.
-    """
+    """Returns four numbers about arrays: a hash of those that are not floats, and three sums of those that are."""
     hashed, sums = 0, np.zeros(3)
     for array in arrays:
         values = np.asarray(array).reshape(-1)

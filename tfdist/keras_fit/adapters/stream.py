@@ -1,10 +1,10 @@
 """Data that is a sequence of batches: each worker reads all of it in Keras' order, and keeps its own rows.
 
 `Passes` gives the batches. Nothing of an epoch is read before it begins, and nothing after it ends, so Python code
-that makes batches, and variables that a pipeline reads, see what callbacks have changed before the epoch. At the start
-and the end of an epoch, the same is done to the data as in Keras: hooks such as `on_epoch_begin` are called, and an
-iterator is made, which begins a pass of a shuffle. A resumed run also does this for the earlier epochs, because it may
-change the data.
+that makes batches sees what callbacks have changed before the epoch, and a pipeline reads the current values of
+variables. At the start and the end of an epoch, the same is done to the data as in Keras: hooks such as
+`on_epoch_begin` are called, and an iterator is made, which begins a pass of a shuffle. A resumed run also does this for
+the earlier epochs, because it may change the data.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ class Stream(DataAdapter):
         self._made: dict[Any, tf.data.Dataset] = {}
 
     def reset(self, first: int) -> None:
-        """Called before a training, whose first epoch is `first`, or an evaluation: Keras calls on_epoch_end there."""
+        """Called before training from epoch `first` on, and before an evaluation: Keras calls on_epoch_end there."""
         self.on_epoch_end()
         self.passes.reset()
         self._epoch, self._in_epoch = first - 1, False

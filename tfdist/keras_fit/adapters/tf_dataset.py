@@ -93,7 +93,7 @@ def adapt_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Strea
     except NotImplementedError:
         length = 0
     if not length:
-        raise ValueError(f"{name}.__len__ must be the number of its batches, at least 1.")
+        raise ValueError(f"{name}.__len__ must return the number of its batches, at least 1.")
     given = [data[index] for index in range(min(2, length))]
     samples = [as_tuple(one) for one in given]
     spec = data_adapter_utils.get_tensor_spec(samples)

@@ -1,4 +1,7 @@
-"""Finds what a user's step applies and returns, by tracing it once without effect, before the run is made."""
+"""Finds the optimizers that a step applies, the values that it returns and the tensors that it reads.
+
+This is done before the run is made, by traces without effect.
+"""
 
 import contextlib
 import dataclasses
@@ -20,7 +23,7 @@ from tfdist.keras_fit.own_step import plain_values
 from tfdist.keras_fit.whole_batch import global_view, own_rows, probe
 from tfdist.keras_fit.whole_batch.global_view import GlobalView, Plan
 
-# The trace without effect has this many times the rows of a batch: no other tensor has as many by chance.
+# The trace without effect has this many times the rows of a batch: no other tensor has as many rows by chance.
 _TRACED_BATCHES = 997
 # train_step(data) -> the values that it reports.
 StepFunction = Callable[[Any], Any]
@@ -77,8 +80,8 @@ def discover(
         if view.in_inner_graph:
             if tf.compat.v1.get_default_graph() is not view.branch:
                 raise ValueError(
-                    f"The optimizer {optimizer.name!r} is applied inside a tf.while_loop, a nested tf.cond or a "
-                    f"tf.function of its own, in {user_code.current_line()}\nAll replicas must apply together: apply "
+                    f"The optimizer {optimizer.name!r} is applied inside a tf.while_loop, a nested tf.cond or an "
+                    f"inner tf.function, in {user_code.current_line()}\nAll replicas must apply together: apply "
                     "in train_step itself or in a tf.cond directly in it; for several updates, use a Python loop."
                 )
             view.branch_updates = True

@@ -1,6 +1,7 @@
 """`tfdist.step` and `tfdist.batches` distribute a script's own training loop; docs/scripts.md has an example.
 
-The function becomes the `train_step` of a model that holds the objects it uses, so the rules of a `train_step` apply.
+`tfdist.step` makes the script's function the `train_step` of a model that holds the objects it uses, so the rules of a
+`train_step` apply.
 """
 
 import contextlib
@@ -102,18 +103,18 @@ class Step(OneStep):
         """Makes one step. Collective: every worker calls it with its part of the batch.
 
         Args:
-            batch: of `batches`.
+            batch: from `batches`.
 
         Returns:
             What the function returns, as numbers: means over the examples of the global batch, and results of metrics.
 
         Raises:
-            ValueError: the function cannot be distributed, or `batch` is not one of `batches`.
+            ValueError: the function cannot be distributed, or `batch` is not from `batches`.
         """
         if not isinstance(batch, Batch):
             raise ValueError(
-                "A function of tfdist.step takes a batch of tfdist.batches: `for batch in tfdist.batches(dataset): "
-                f"values = step(batch)`. Received: {type(batch).__name__}"
+                "A function made by tfdist.step takes a batch from tfdist.batches: `for batch in "
+                f"tfdist.batches(dataset): values = step(batch)`. Received: {type(batch).__name__}"
             )
         values = super().__call__(batch)
         if set(values) == {"value"}:
@@ -154,7 +155,7 @@ def step(function: Callable[..., Any]) -> Step:
         function: called only to be traced, not in each step.
 
     Returns:
-        A function of a batch of `tfdist.batches`.
+        A function that takes a batch from `tfdist.batches`.
     """
     return Step(function)
 
@@ -225,7 +226,7 @@ def _cluster() -> Cluster:
     if cluster is None:
         raise ValueError(
             "tfdist.step and tfdist.batches need the workers: call tfdist.connect() at the start of the script, and "
-            "make models in its scope, or start the script by `python -m tfdist.run`."
+            "make models in its scope, or start the script with `python -m tfdist.run`."
         )
     return cluster
 
@@ -243,7 +244,7 @@ def _parts_of(function: Callable[..., Any]) -> list[Any]:
         elif isinstance(value, types.MethodType):
             waiting += [value.__func__, value.__self__]
         elif isinstance(value, types.FunctionType):
-            with contextlib.suppress(ValueError):  # A name of a closure that has no value yet.
+            with contextlib.suppress(ValueError):  # A closure variable has no value yet.
                 used = inspect.getclosurevars(value)
                 waiting += [*used.nonlocals.values(), *used.globals.values()]
         elif isinstance(value, list | tuple | set):

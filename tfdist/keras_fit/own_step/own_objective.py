@@ -93,7 +93,7 @@ class OwnStepObjective(trainer.Objective):
         return self.cluster.num_replicas > 1 or sums_rows or bool(self.model.jit_compile)
 
     def flush(self) -> None:
-        """Adds what the steps have added since the last call to the metrics. Collective."""
+        """Adds to the metrics what the steps have collected since the last call. Collective."""
         if self._views_batch:
             self.pending.flush()
 

@@ -65,7 +65,7 @@ def prepare(
     Args:
         adapters: "train", "test" or both -> its data.
         as_given: whether the step gets the batches as they are in the data, and not as (x, y, sample_weight).
-        stack: restores the optimizers.
+        stack: restores the optimizers and metrics.
 
     Raises:
         ValueError: a step cannot be distributed.
@@ -93,7 +93,7 @@ def prepare(
     with cluster.scope():
         numbers = {kind: len(step.numbers) for kind, step in found.items()}
         last_numbers = {kind: own_rows.per_replica(size, "only_first_replica") for kind, size in numbers.items()}
-        # Keras' own step applies the optimizer once, so that the optimizer counts the steps.
+        # Keras' own step applies the optimizer once, so the optimizer counts the steps.
         counts = type(model.optimizer) is not keras.optimizers.LossScaleOptimizer and model.trainable_variables
         by_optimizer = counts and not compiled_model.overrides(model, "train_step")
         steps = None if by_optimizer else keras.Variable(0, dtype="int64", trainable=False, name="steps")
@@ -166,7 +166,7 @@ def _more_variables(
                 "within `with cluster.scope():`."
             )
         key = f"own_step/{name}"
-        while key in more:  # Layers of one name, or an attribute that is called `steps` or `optimizer0/...`.
+        while key in more:  # Layers with the same name, or an attribute called `steps` or `optimizer0/...`.
             key += "#2"
         more[key] = variable
     return more

@@ -1,4 +1,4 @@
-"""Numbers, texts and collections of them in attributes and globals, which a step reads when it is traced.
+"""Numbers, strings and collections of them in attributes and globals, which a step reads when it is traced.
 
 Keras traces a step once after each `compile`. If the script later changes a value, such as a dropout rate, a momentum
 or `trainable`, this has no effect until the next `compile`. tfdist traces the step in each `fit`, but with the values
@@ -96,7 +96,7 @@ class TracedValues:
             _write(now)
 
     def run_steps(self, traced: set[str], kind: str, run_steps: Any, *args: Any) -> Any:
-        """Calls a function of steps, "train" or "test"; its first call in a run traces it with the kept values.
+        """Calls a function that runs "train" or "test" steps; its first call in a run traces it with the kept values.
 
         Args:
             traced: the kinds that were called before in this run.
@@ -161,7 +161,7 @@ def _walk(model: keras.Model) -> Iterator[tuple[Any, dict[str, Any]]]:
         seen[id(one)] = one
         if isinstance(one, types.FunctionType):
             values, around = {}, {}
-            with contextlib.suppress(ValueError):  # A variable around the function has no value yet.
+            with contextlib.suppress(ValueError):  # A closure variable has no value yet.
                 used = inspect.getclosurevars(one)
                 values, around = dict(used.globals), used.nonlocals
             yield one.__globals__, values

@@ -1,1 +1,1 @@
-"""Changes in Keras and Python while `python -m tfdist.run` runs an unchanged script; model_methods.py installs them."""
+"""Changes in Keras and Python while `python -m tfdist.run` runs an unchanged script; run.py installs them."""

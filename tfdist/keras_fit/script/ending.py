@@ -14,7 +14,7 @@ from tfdist.keras_fit.script import script_state
 
 @contextlib.contextmanager
 def collect_exit_functions() -> Iterator[Callable[[], None]]:
-    """Yields a function that waits for threads and then calls what was registered in the block, the last one first.
+    """Yields a function that waits for threads and then calls what the block registered, in reverse order.
 
     On several workers it is collective, if anything was registered.
     """

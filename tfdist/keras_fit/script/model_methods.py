@@ -57,7 +57,8 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
         workdir: the directory of the script's runs: the first call of `fit` is saved in fit1/, the second in fit2/, ...
             None: nothing is saved.
     """
-    # The class that defines `compile`: Keras does not compile a loaded model whose class overrides it.
+    # `compile` is replaced in the class that defines it. If keras.Model had a `compile` of its own, Keras would take it
+    # for an override, and would not compile models that it loads.
     trainer = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
     seeds, calls = FitSeeds(), itertools.count(1)
     methods = _methods(cluster, workdir, seeds, calls)
@@ -89,8 +90,8 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
         if workdir is not None and cluster.is_chief and (later := workdir / f"fit{next(calls)}").exists():
             messages.log(
                 f"WARNING: the script has made fewer calls of fit than before: {later} was not reached. If the script "
-                "skips a call that it made before, later calls resume from its checkpoints: make all calls. "
-                "Finished calls do not train again."
+                "skips a call, the next one takes its number, and resumes from the checkpoints of the skipped call: "
+                "make all calls. Finished calls do not train again."
             )
 
 
@@ -111,7 +112,8 @@ def _methods(
             place = workdir / f"fit{next(calls)}"
         elif workdir is not None:
             messages.log_once(
-                f"models that {search} trains are not saved in {workdir}: {search} may skip finished trainings."
+                f"models that {search} trains are not saved in {workdir}, because {search} may skip finished trials, "
+                "and the numbers of later calls of fit would change."
             )
         return api.fit(cluster, model, **given, workdir=place, seed=seeds.take())
 
@@ -134,7 +136,7 @@ def _methods(
 
     def predict_on_batch(original: Callable[..., Any], model: keras.Model, x: Any) -> Any:
         size = int(keras.tree.flatten(x)[0].shape[0])
-        if compiled_model.overrides(model, "predict_step"):  # It gets (x,) from Keras, and x from `predict`.
+        if compiled_model.overrides(model, "predict_step"):  # Keras passes it (x,) here, but x in `predict`.
             x = tf.data.Dataset.from_tensor_slices((keras.tree.lists_to_tuples(x),)).batch(size)
         return api.predict(cluster, model, x, batch_size=size, verbose=0)
 
@@ -184,7 +186,7 @@ def _apply_in_loop(
             "tfdist.step and tfdist.batches distribute it (docs/scripts.md, Own loops)."
         )
         if not optimizer.built and trainable_variables is not None:
-            # With several workers of several devices, TensorFlow cannot start variables within a tf.function.
+            # With several workers of several devices, TensorFlow cannot initialise variables within a tf.function.
             trainable_variables = list(trainable_variables)
             with tf.init_scope(), keras.name_scope(optimizer.name, caller=optimizer):
                 optimizer.build(trainable_variables)
@@ -193,9 +195,9 @@ def _apply_in_loop(
 
 def _ignore_setting(original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
     messages.log_once(
-        f"{original.__name__} is ignored: TensorFlow has started before the script, with the devices that the launcher "
-        "gives each worker. Use settings of the launcher, --logical_devices, and TensorFlow's variables, such as "
-        "TF_FORCE_GPU_ALLOW_GROWTH=true and TF_NUM_INTRAOP_THREADS.",
+        f"{original.__name__} is ignored: TensorFlow was initialised before the script, with the devices that the "
+        "launcher gives each worker. Use settings of the launcher, --logical_devices, and TensorFlow's environment "
+        "variables, such as TF_FORCE_GPU_ALLOW_GROWTH=true and TF_NUM_INTRAOP_THREADS.",
     )
 
 

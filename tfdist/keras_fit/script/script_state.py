@@ -34,7 +34,7 @@ _HERE = (f"{pathlib.Path(__file__).parent}/", patching.__file__)
 _SEARCHES = ("keras_tuner", "autokeras", "optuna")
 _ADVICE = (
     "A condition such as `if rank == 0:`, files, the time or something else led to another branch there: all workers "
-    "must run the same lines, and the chief alone writes each file."
+    "must run the same lines. A file needs no such condition: tfdist lets only the chief write it."
 )
 # Bits for the numbers of the draws in a block of `without_counting_draws`.
 _DRAWS_BITS = 32

@@ -510,7 +510,7 @@ class GlobalView:
         return tf.nest.pack_sequence_as(gradients, flat)
 
     def count_lookups_once(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[tf.Tensor]]:
-        """Counts table lookups that every replica does for the whole batch only once, as on one device.
+        """Counts only once each table lookup that every replica does for the whole batch, as on one device.
 
         These are lookups outside of layers, such as tf.gather in the step, and in layers that are called on whole
         tensors. Only those of the first replica count. If a table also has lookups of a replica's rows, its gradient
@@ -731,7 +731,7 @@ def tracing_step(viewed: bool, view: GlobalView) -> Iterator[None]:
 
 
 def apply(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, *args: Any, **keywords: Any) -> Any:
-    """Calls the `apply` of an optimizer, and marks the call, so that `cond` knows branches of the optimizer."""
+    """Calls the `apply` of an optimizer, and marks the call, so that `cond` recognises branches of the optimizer."""
     with patching.set_in_block(_tracing, applied=optimizer):
         return original(optimizer, *args, **keywords)
 

@@ -12,7 +12,7 @@ _LOSSES = (
     *("KLDivergence", "LogCosh", "MeanAbsoluteError", "MeanAbsolutePercentageError", "MeanSquaredError"),
     *("MeanSquaredLogarithmicError", "Poisson", "SparseCategoricalCrossentropy", "SquaredHinge"),
 )
-# Metrics whose state is a sum over examples. The config of CosineSimilarity does not say over which axis.
+# Metrics whose state is a sum over examples. CosineSimilarity is left out: its config does not say over which axis.
 _METRICS = (
     *("AUC", "Accuracy", "BinaryAccuracy", "BinaryCrossentropy", "BinaryIoU", "CategoricalAccuracy"),
     *("CategoricalCrossentropy", "CategoricalHinge", "ConcordanceCorrelation", "F1Score"),
@@ -31,7 +31,7 @@ def is_per_example(one: Any) -> bool:
         known = type(one) in {getattr(keras.metrics, name, None) for name in _METRICS}
         return known and one.get_config().get("axis", -1) == -1
     classes = [getattr(keras.losses, name) for name in _LOSSES]
-    if not isinstance(one, keras.Loss) or type(one).__name__ == "LossFunctionWrapper":  # A function of the user's.
+    if not isinstance(one, keras.Loss) or type(one).__name__ == "LossFunctionWrapper":  # A function as the loss.
         return getattr(one, "fn", one) in [cls().fn for cls in classes]
     return type(one) in classes and _is_of_last_axis(one)
 

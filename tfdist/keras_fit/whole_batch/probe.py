@@ -67,7 +67,7 @@ class Probe(GlobalView):
         super().add_loss(original, layer, loss)
 
     def log(self, text: str) -> None:
-        """Logs nothing: the trace of the step itself does, without the calls that are made to compare."""
+        """Logs nothing: the trace of the step itself logs, without the calls that only compare."""
 
     def draw_constant(self, original: Callable[..., tf.Tensor], *args: Any, **options: Any) -> tf.Tensor:
         """Replaces a function that draws: returns one constant in the shape and dtype of the draw."""

@@ -66,7 +66,7 @@ def _refuse(cluster: Cluster, layers: list[keras.Layer]) -> None:
     for layer in layers:
         why = ""
         if any(getattr(one, "overwrite_with_gradient", False) for one in layer.trainable_variables):
-            why = "quantized to float8: its scales are those of the largest values of the whole batch"
+            why = "quantized to float8: its scales are computed from the largest values of the whole batch"
         elif _is_stateful(layer):
             why = "stateful: each row of a batch continues the same row of the last batch"
         if why:
