@@ -56,7 +56,7 @@ TOOLS = {
     "plot": ("tfdist.tools.pictures.plot", "Draw curves of runs, or scaling studies."),
     "all_reduce": (
         "tfdist.configs.laboratory.all_reduce",
-        "Measure all-reduce times, and predict those of more workers.",
+        "Measure all-reduce times; fit latency and bandwidth of a ring.",
     ),
     "local_sgd": (
         "tfdist.configs.laboratory.local_sgd.command",

@@ -67,7 +67,8 @@ def find(arguments: Sequence[str], workdir: Path, smallest: int) -> None:
         workdir: of the results.
         smallest: the first per-replica batch.
 
-    Raises ValueError if a trial fails for a reason other than memory, or the smallest batch does not fit.
+    Raises ValueError if a trial fails for a reason other than memory, or the smallest batch does not fit into memory or
+    is larger than the data set.
     """
     rows, batch, result = [], smallest, FITS
     while result == FITS:

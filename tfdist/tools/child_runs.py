@@ -1,4 +1,4 @@
-"""Runs trainings as child processes, for the tools that compare them. Imports no TensorFlow."""
+"""Trains in child processes, for the tools that compare runs. Imports no TensorFlow."""
 
 import argparse
 import fcntl
@@ -17,7 +17,7 @@ from tfdist.report import files, metrics_file, read_back
 
 # Replicas are workers on this machine, devices of one process (GPUs, or logical CPU devices), or tasks of a Slurm step.
 BACKENDS = ("auto", "processes", "devices", "slurm")
-# Fields of a training that neither evaluates nor saves, and without callbacks, which may need an evaluation or stop it.
+# Fields for a run without evaluations, checkpoints and callbacks: a callback may need an evaluation, or stop the run.
 BARE = {
     "data.evaluation_split": "none",
     "callbacks": "[]",
@@ -58,7 +58,7 @@ def train(
 ) -> None:
     """Trains on `replicas` replicas, from the newest checkpoint in `workdir` on; writes its output to `log`.
 
-    `fresh`: `workdir` is removed before.
+    `fresh`: `workdir` is removed first.
 
     Raises ValueError, with the end of the log, if it fails, or if there are fewer GPUs than replicas.
     """
@@ -91,8 +91,8 @@ def run_command(
     """Runs a command with its output in `log`; returns its exit code. It gets SIGTERM if this process exits first.
 
     Args:
-        shown: print the output as it comes, too, and append it to `log` instead of overwriting `log`.
-        fresh: a folder that is removed before: the results of an earlier command.
+        shown: also print the output as it comes, and append to `log` instead of overwriting it.
+        fresh: a folder that is removed first: the results of an earlier command.
 
     Raises:
         ValueError: a command that still runs writes to `log`.
@@ -133,13 +133,13 @@ def run_command(
 
 
 def reports(workdir: Path, kind: str = "train") -> list[dict[str, Any]]:
-    """The records of one kind in the metrics.jsonl of a training, in order."""
+    """Returns the records of one kind in the metrics.jsonl of a run, in order."""
     records = read_back.read_records(workdir / metrics_file.METRICS)
     return [record for record in records if record.get("kind") == kind]
 
 
 def last_report(workdir: Path, kind: str) -> dict[str, Any]:
-    """Returns the last record of one kind in the metrics.jsonl of a training; {} without one."""
+    """Returns the last record of one kind in the metrics.jsonl of a run; {} without one."""
     return [{}, *reports(workdir, kind)][-1]
 
 

@@ -75,7 +75,7 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
 
 
 def peak_bytes(local_replicas: int, *, on_gpus: bool) -> float:
-    """Bytes that a replica of this process has used at most: of its GPU, or its share of the process' memory."""
+    """The most bytes that a replica of this process has used: of its GPU, or its share of the process' memory."""
     import tensorflow as tf
 
     if on_gpus:

@@ -1,9 +1,9 @@
 """Measures training time for several numbers of replicas: `python -m tfdist scaling --config=... --replicas=1,2,4`.
 
 Trains the config on each number of replicas, one after another, and writes a table and a picture into the workdir: the
-time of an epoch, examples per second, speedup and efficiency relative to the smallest number, the loss and metrics
-after the same epochs, and the time of input, compute and communication. The first epoch, which includes start-up and
-compilation, is a separate column.
+time of an epoch, examples per second, speedup and efficiency relative to a replica of the smallest run, the loss and
+metrics after the same epochs, and the time of input, compute and communication. The first epoch, which includes
+start-up and compilation, is a separate column.
 
 Replicas are workers on this machine, devices of one process, or, within a Slurm allocation (sbatch or salloc, without
 srun), tasks of a Slurm step. The same command measures everything again. `python -m tfdist plot DIR DIR` draws several
@@ -101,7 +101,7 @@ def rows(study: Study) -> tuple[list[str], list[tuple[float | None, ...]]]:
 def measure_one(
     arguments: Sequence[str], batch_size: int, *, replicas: int, backend: str, epochs: int, to: Path
 ) -> Point:
-    """Trains on `replicas` replicas in the directory `to`, which is removed before, and reads its reports.
+    """Trains on `replicas` replicas in the directory `to`, which is removed first, and reads its reports.
 
     There are no evaluations and no callbacks, which may need an evaluation or stop the training. Raises ValueError if
     the training failed.

@@ -13,7 +13,7 @@ CAUSES = ("input", "compute", "communication")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One training: its times, and what it reached."""
+    """One training run: its times, and what it reached."""
 
     replicas: int
     batch_size: int
@@ -55,7 +55,7 @@ class Study:
         return [point.examples_per_second / base for point in self.points]
 
     def seconds(self, point: Point) -> float:
-        """Seconds of as many examples as an epoch of the first training has: larger batches may leave out a few."""
+        """Seconds for as many examples as an epoch of the first training has: larger batches may leave out a few."""
         return self.points[0].examples / point.examples_per_second
 
     def ideal_seconds(self, replicas: float) -> float:
@@ -70,7 +70,8 @@ def write(workdir: Path, study: Study) -> None:
 
 def read(workdir: Path) -> Study:
     """Reads the study in the workdir of `tfdist scaling`; raises ValueError if the file is damaged."""
-    path, known = workdir / FILE, {field.name for field in dataclasses.fields(Point)}  # Other releases write others.
+    # Other releases may write other fields.
+    path, known = workdir / FILE, {field.name for field in dataclasses.fields(Point)}
     try:
         found = json.loads(path.read_text())
         points = [Point(**{name: point[name] for name in point if name in known}) for point in found["points"]]

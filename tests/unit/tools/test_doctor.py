@@ -48,7 +48,7 @@ def test_doctor_names_a_bad_value(tmp_path, bad, words):
 @pytest.mark.slow
 def test_the_machine_of_the_tests_has_no_problem(tmp_path):
     said = tfdist("doctor", cwd=tmp_path).stdout
-    assert "BAD" not in said and "software  ok" in said and "one, started by no launcher" in said
+    assert "BAD" not in said and "software  ok" in said and "one, started without a launcher" in said
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_machine_of_the_tests_has_no_problem(tmp_path):
     [
         (doctor.software({"avx", "avx2"}, VERSIONS), "ok", "tensorflow 2.21.0"),
         (doctor.software({"avx", "avx2"}, VERSIONS | {"tensorflow": "2.16.1"}), "BAD", "tensorflow>=2.18,<2.23"),
-        (doctor.launcher({}), "ok", "one, started by no launcher"),
+        (doctor.launcher({}), "ok", "one, started without a launcher"),
         (doctor.launcher({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}), "look", "was not started by srun"),
         (doctor.launcher({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}), "BAD", "inconsistent"),
         (doctor.data([1000.0, 400.0], 100), "look", "400 examples/s on the slowest worker (rank 1), 1,000 on the"),

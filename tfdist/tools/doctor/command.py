@@ -51,7 +51,7 @@ class Finding:
 def add_flags(parser: tool_flags.Parser) -> None:
     """Adds the flags."""
     parser.add_config(required=False)
-    meaning = "Without a config: measure the GPUs by steps in each precision."
+    meaning = "Without a config: measure the GPUs by training steps in each precision."
     parser.add_argument("--gpu", action="store_true", help=meaning)
     parser.add_workdir("runs/NAME", "Workdir of the planned run.")
 
@@ -95,7 +95,7 @@ def software(flags: Collection[str], versions: Mapping[str, str | None]) -> Find
 
 
 def check_gpus(env: Mapping[str, str]) -> Finding:
-    """Compares the GPUs of this machine with those that TensorFlow lists and that this process sees."""
+    """Compares the GPUs of this machine with those that TensorFlow lists in this process."""
     from tfdist.cluster.devices import gpu_software
 
     try:
@@ -126,12 +126,12 @@ def launcher(env: Mapping[str, str]) -> Finding:
         return from_error("workers", error)
     if spec.note:
         return Finding("workers", LOOK, spec.note)
-    alone = "one, started by no launcher"
+    alone = "one, started without a launcher"
     return Finding("workers", OK, f"{spec.num_workers} by {spec.launcher}" if spec.num_workers > 1 else alone)
 
 
 def check_run(config: config_lib.Config, workdir: Path) -> list[Finding]:
-    """Starts as a training does, opens the data, builds the model and runs a few steps; stops at what is BAD."""
+    """Starts as training does, opens the data, builds the model and runs a few steps; stops at the first error."""
     findings = look_at_machine(os.environ)
     if any(finding.verdict == BAD for finding in findings):
         return findings
@@ -178,7 +178,12 @@ def from_error(check: str, error: Exception) -> Finding:
 
 
 def data(rates: Sequence[float], worker_batch: int) -> Finding:
-    """Compares the examples/s that the workers read and prepare, in rank order, with those of a step."""
+    """Reports how fast the slowest worker reads and prepares examples, and how long it takes for those of a step.
+
+    Args:
+        rates: examples/s of each worker, in rank order.
+        worker_batch: the examples of a worker in a step.
+    """
     slowest = min(range(len(rates)), key=lambda rank: rates[rank])
     text = f"{rates[slowest]:,.0f} examples/s on the slowest worker (rank {slowest})"
     step = f"a step's {worker_batch} take {1e3 * worker_batch / max(rates[slowest], 1e-9):,.1f} ms"

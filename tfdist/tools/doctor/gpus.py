@@ -15,7 +15,7 @@ from tfdist.tools import measure, tables
 
 # Examples per replica of a step, and steps.
 BATCH, STEPS = 256, 20
-# Four times as wide as in its paper: its products fill a large GPU.
+# Four times as wide as in its paper: its matrix products keep a large GPU busy.
 MODEL = {"target": "tfdist.zoo.models:cifar_resnet", "depth": 20, "num_classes": 10, "width": 64}
 _PRECISIONS = ("float32", "bfloat16", "float16")
 # A precision is preferred to float32, and float16 to bfloat16, if it is faster by this factor.
@@ -81,7 +81,7 @@ def step_seconds(cluster: Any, precision: str) -> float:
 
 
 def recommend_precision(seconds: Mapping[str, float]) -> str:
-    """Returns the fastest precision, or float32 if no other is faster by a tenth."""
-    # bfloat16 first: it needs no loss scaling.
+    """Returns float32, unless a 16-bit precision is faster by a tenth: bfloat16, or float16 if it is a tenth faster."""
+    # bfloat16 needs no loss scaling.
     fastest = "bfloat16" if seconds["bfloat16"] <= _WORTHWHILE * seconds["float16"] else "float16"
     return fastest if _WORTHWHILE * seconds[fastest] < seconds["float32"] else "float32"

@@ -27,7 +27,7 @@ from tfdist.tools.many_runs import run_state
 USAGE = "[DIR...] [flags]"
 # Fields that every table has, before and after the metrics.
 _FIRST, _LAST = ("run", "state", "step", "epoch"), ("examples_per_second", "hours", "trouble")
-# Letters of a warning or an error in the table.
+# The most characters of a warning or an error in the table.
 _TROUBLE = 60
 _CONDITION = re.compile(r"([\w.\-/ ]+?)\s*([=<>])\s*(.*)")
 

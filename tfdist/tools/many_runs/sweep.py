@@ -41,7 +41,7 @@ _INTERVAL = re.compile(r"(uniform|log|int)\(([^,()]+),([^,()]+)\)")
 _NOTATION = "a list (0.1,0.2), a range of whole numbers (0..4), log(1e-5,1e-2), uniform(0,1) or int(16,256)"
 # The most runs, because all are checked before the first one starts.
 _MAX_RUNS = 10_000
-# Letters of the name of a run.
+# The most characters in the name of a run.
 _LONGEST_NAME = 120
 # Exit codes after which the same command goes on from the newest checkpoint; negative: killed by a signal.
 _MAY_GO_ON = (interruption.EXIT_STOPPED, interruption.EXIT_PEER_LOST, 130)
@@ -199,7 +199,7 @@ def name_of(row: Overrides) -> str:
 
 
 def _overriding(row: Overrides) -> list[str]:
-    """Returns the words of a run's values."""
+    """Returns the flags that set a run's values."""
     steps = ["--config.train.steps=none"] if "epochs" in row else []
     return steps + [f"--config.{'train.epochs' if name == 'epochs' else name}={value}" for name, value in row.items()]
 

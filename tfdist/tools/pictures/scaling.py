@@ -13,7 +13,7 @@ _COLORS = dict(zip(scaling_results.CAUSES, (style.COLORS[number] for number in (
 
 
 def draw(studies: Sequence[Study]) -> Any:
-    """Returns a figure with three panels: time of an epoch by its parts, examples per second, speedup, and the ideals.
+    """Returns a figure with three panels: time of an epoch by its parts, examples per second, speedup; with the ideals.
 
     The time is for the same number of examples on each number of replicas, so that ratios are speedups. A marker is the
     median of the later epochs, and its bar their range. For published studies, which ran on other hardware, only the

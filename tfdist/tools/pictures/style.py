@@ -37,7 +37,7 @@ def save(path: Path, draw: Callable[[], Any]) -> str:
         return MISSING
     with matplotlib.rc_context(json.loads(_SETTINGS.read_text())):
         figure = draw()
-        for text in figure.findobj(Text):  # Two dollars of names would enclose a formula.
+        for text in figure.findobj(Text):  # Matplotlib takes text between two dollar signs for a formula.
             text.set_parse_math("$" not in text.get_text())
         for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
             content = io.BytesIO()
@@ -51,7 +51,7 @@ def figure(
 ) -> tuple[Any, list[Any]]:
     """Returns a figure with a title above and a caption below, wrapped to the width, and its axes row by row.
 
-    `size` is width and height of all axes together, in inches; `share`, "x", "y" or "xy": the scales that are the same.
+    `size` is width and height of all axes together, in inches; `share`, "x", "y" or "xy": which axes the panels share.
     """
     from matplotlib.figure import Figure
 

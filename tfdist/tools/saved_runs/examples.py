@@ -20,7 +20,7 @@ _MOST = 5
 
 
 def _of_zoo(name: str) -> Any:
-    """Returns a function that finds, reads or encodes the examples of files, as in the training."""
+    """Returns a function that finds, reads or encodes the examples of files, as in training."""
     return specs.resolve({"target": f"tfdist.zoo.{name}"}, field="data.json")
 
 
@@ -110,10 +110,10 @@ def read_array(path: Path, key: str) -> np.ndarray:
 
 
 def read_table(saved: SavedRun, key: str, path: Path) -> Rows:
-    """Reads a table with the columns of the table of the training, with or without the label.
+    """Reads a table that has the columns of the training table, with or without the label.
 
-    Prints the values of categories that the training did not have. Raises ValueError if a column is missing, or has
-    text instead of numbers.
+    Warns of categories with values that the training table lacks. Raises ValueError if a column is missing, or has text
+    instead of numbers.
     """
     columns, label = saved.about["columns"], saved.label_column
     names = ("read", "encode", "class_name", "is_number", "as_float32")

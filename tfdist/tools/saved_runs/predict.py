@@ -6,9 +6,9 @@ They are prepared as in an evaluation of the run.
     python -m tfdist predict runs/cats photos/ --out=cats.csv
     srun python -m tfdist predict runs/cats photos/ --out=cats.csv --checkpoint=best
 
-The table has the class and its probability for each file; --out writes it with the probabilities of all classes. Images
-in a folder with the name of a class count as examples of this class, and rows of a table with the label's column as
-examples of that label: the accuracy is printed, too, or the errors of predicted numbers.
+The table has the class and its probability for each file; --out writes it with the probabilities of all classes. If the
+labels are known, the accuracy or the errors of predicted numbers are printed, too: an image in a folder with the name
+of a class has this label, and a table may have the label's column.
 """
 
 import argparse

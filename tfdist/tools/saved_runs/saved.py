@@ -47,7 +47,7 @@ class SavedRun:
     def input_key(self) -> str:
         """Returns the key of the model's input in a batch.
 
-        Raises ValueError if the objective has no argument `inputs`, so that it calls the model in its own way.
+        Raises ValueError if the objective has no argument `inputs`: how it calls the model is then unknown.
         """
         objective = self.config.objective
         function = specs.resolve(objective, field="config.objective")

@@ -97,7 +97,7 @@ def _check(saved: SavedRun, facts: Mapping[str, Any]) -> None:
 
 
 def _other_machine(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yields differences between this machine and that of the run that may change bits."""
+    """Yields the differences from the machine of the run that may change the bits of results."""
     now = {"processor": onednn.read_processor().name, "onednn.enabled": onednn.enabled()}
     versions = run_info.versions()
     now |= {f"versions.{name}": versions.get(name) for name in ("tensorflow", "keras", "numpy")}

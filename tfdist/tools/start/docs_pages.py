@@ -1,6 +1,6 @@
 """Prints the pages of tfdist: `python -m tfdist docs [PAGE]`, such as `tfdist docs slurm`; without a page, their list.
 
-`tfdist docs launch/slurm.sbatch` prints this file, and so on for other files that the pages name.
+`tfdist docs launch/slurm.sbatch` prints that file; this also works for other files that the pages name.
 """
 
 import argparse

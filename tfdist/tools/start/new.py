@@ -1,7 +1,7 @@
-"""Writes a small directory that trains on your data at once: `python -m tfdist new NAME --images=DIR`.
+"""Writes a small directory for training on your data: `python -m tfdist new NAME --images=DIR`.
 
-It holds a config, a network, a README, and a batch file where Slurm is found; all are yours to edit. The data are
-opened by the source that the config names, and are not copied. A Keras script needs none of it: `tfdist run` runs it.
+It holds a config, a network, a README, and a batch file where Slurm is found; all are yours to edit. The data is opened
+by the source that the config names, and is not copied. A Keras script needs none of it: `tfdist run` runs it.
 
     tfdist new shapes --images=shapes               # DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg and DIR/test/...
     tfdist new shapes --images=shapes --pretrained=MobileNetV2     # the last layer of a network of ImageNet
@@ -29,7 +29,7 @@ from tfdist.tools.start import shipped
 
 USAGE = "NAME --images=DIR [--pretrained=NETWORK] | --table=FILE [--label=COLUMN]"
 _EVALUATION = ("test", "val", "valid", "validation")
-# The largest side of images, which are scaled to it: for a network of its own, and for one of ImageNet.
+# Pixels of a side to which images are scaled: at most, for the template's network; exactly, for a pretrained one.
 _SIDE, _PRETRAINED_SIDE = 96, 160
 _EPOCHS = 20
 
@@ -57,7 +57,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def write(args: argparse.Namespace) -> str:
-    """Writes a directory that trains; returns what was found, what was written, and what to type next.
+    """Writes the directory; returns what was found, what was written, and what to type next.
 
     Raises ValueError or OSError if the name, the data or the directory cannot be used.
     """
