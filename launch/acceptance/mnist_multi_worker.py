@@ -1,13 +1,13 @@
-"""An acceptance test of a cluster: Keras' `fit` on several workers, as the TensorFlow test of the EESSI test suite.
+"""An acceptance test of a cluster: Keras' `fit` on several workers, like the TensorFlow test of the EESSI test suite.
 
     srun python launch/acceptance/mnist_multi_worker.py --data=mnist.npz        # 4,096 images a worker, 4 x 25 steps
     python -m tfdist.launch --workers=2 -- launch/acceptance/mnist_multi_worker.py --batch=32 --steps=20
 
-The same network, optimizer, batch for each worker, steps and checks: each worker is connected, each ends its `fit`, and
-the accuracy on the test images is more than 0.2, twice that of a guess. It prints the lines that the check of the suite
-looks for, and images per second. Exit code 1: the network has not learned. tfdist reads the variables of the launcher
-and chooses devices; the program of the suite does both by hand, with mpi4py. Without --data: the digits of tfdist, in
-28x28 pixels.
+The same network, optimizer, batch per worker, steps and checks: each worker connects and finishes its `fit`, and the
+accuracy on the test images is more than 0.2, twice that of a guess. It prints the lines that the check of the suite
+looks for, and images per second. Exit code 1: the network has not learned, or the devices are of another type than
+--device. tfdist reads the variables of the launcher and chooses devices; the program of the suite does both by hand,
+with mpi4py. Without --data: the digits of tfdist, in 28x28 pixels.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 
-import tfdist  # Before TensorFlow: it hides the lines of its import.
+import tfdist  # Before TensorFlow, whose log lines at import it hides.
 
 LEARNED = 0.2
 
@@ -105,7 +105,7 @@ def main():
 
 
 def say(cluster, text):
-    """Prints one line for each worker, on the chief: it comes only if all workers come here."""
+    """Prints one line for each worker, on the chief, and only if all workers get here."""
     for rank in cluster.all_gather([cluster.rank])[:, 0]:
         cluster.print(f"Rank {rank}: {text.format(rank=rank, workers=cluster.num_workers)}", flush=True)
 

@@ -1,5 +1,5 @@
 # The common part of the PBS files in this folder: starts one MPI rank, a worker, per line of the job's node file.
-cd "${PBS_O_WORKDIR:?is set by PBS in a job: submit this file with qsub}" || exit 1
+cd "${PBS_O_WORKDIR:?is set by PBS in a job: submit the PBS file with qsub}" || exit 1
 if [ -n "${TFDIST_SITE:-}" ]; then
     . "$TFDIST_SITE" || exit 1
 fi

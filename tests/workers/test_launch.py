@@ -273,7 +273,7 @@ else:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--workers=2", "digits"], "write what the workers run after a --"),
+        (["--workers=2", "digits"], "tfdist launch --workers=2 -- digits"),
         slow(["--", f"--config={CONFIG}"], "set the number of workers to start, such as --workers=2"),
         (["--workers=two", "--", f"--config={CONFIG}"], "--workers: must be a whole number and at least 1"),
         (["--workers=2", "--", CONFIG, "--max_restarts=1"], "--max_restarts=1 is a flag of the launcher: "),

@@ -34,7 +34,7 @@ _HELP = {"h", "help"}
 _SUCCESS = (0, interruption.EXIT_STOPPED)
 # Seconds between SIGTERM and SIGKILL when workers are stopped.
 GRACE_SECONDS = 10.0
-# After exit code 76: seconds until the other workers are stopped: the failure that caused it may be seen later.
+# Seconds from exit code 76 until the other workers are stopped, because the failure that caused it may be seen later.
 _SYMPTOM_SECONDS = 3.0
 # After the first worker has finished, or was stopped by a signal: seconds until the others are stopped.
 _LEAVE_SECONDS = 60.0
@@ -228,7 +228,7 @@ def main() -> None:
         if misplaced and not command:
             sys.exit(f"tfdist.launch: {misplaced[0]} is a flag of the launcher: write it before the --.")
         if not words and not _HELP.intersection(each.lstrip("-") for each in own):
-            sys.exit("tfdist.launch: write what the workers run after a --, as in tfdist launch --workers=2 -- digits")
+            sys.exit("tfdist.launch: after --, write what the workers run, as in tfdist launch --workers=2 -- digits")
         return parser.read([*own, *([] if command else words)])
 
     app.run(run, flags_parser=parse)

@@ -19,7 +19,7 @@ def check_single_process(env: Mapping[str, str]) -> str:
     if spec.num_workers > 1:
         raise ValueError(
             f"this is already process {spec.rank} of {spec.num_workers}, started by {spec.launcher}; each one "
-            f"would start its own workers. Start python -m tfdist.main in its place (docs/launchers.md)."
+            f"would start its own workers. Start python -m tfdist.main instead (docs/launchers.md)."
         )
     return spec.note
 
