@@ -8,5 +8,6 @@
     splits.py, stateless_random.py             split notation; random numbers per example
     decoding.py                                decodes and scales image files
 
-A config may name functions of any package with the same signatures. Imports config and data; nothing imports the zoo.
+A config may name functions of any package with the same signatures. Imports config, data and report. No package of
+tfdist imports the zoo; configs and their networks do.
 """

@@ -8,7 +8,7 @@ from tfdist.zoo import prepare, stateless_random
 
 # Statistics of the ImageNet training images per channel, in [0, 1].
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# Random windows per image; the first one inside of the image is used.
+# Random windows per image; the first one that lies inside the image is used.
 _TRIES = 10
 _PARALLEL_IMAGES = 16
 

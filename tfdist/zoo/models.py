@@ -1,8 +1,9 @@
 """Image classifiers: a multilayer perceptron, small convolutional networks, CIFAR ResNets, and Keras' applications.
 
-Each returns logits [n, num_classes] in float32, also in mixed precision, and has He-normal initial weights
-(arXiv 1502.01852). All are plain Keras: a saved model loads and predicts without tfdist. Layers have explicit names, so
-that the names of weights do not depend on other models built in the process. Arguments of several of them:
+Each returns logits [n, num_classes] in float32, also in mixed precision. The initial weights are He-normal
+(arXiv 1502.01852), except in `application`. All are plain Keras: a saved model loads and predicts without tfdist.
+Layers have explicit names, so that the names of weights do not depend on other models built in the process. Arguments
+of several of them:
 
     num_classes    the number of logits
     input_shape    the shape of one example; (height, width, channels) of an image

@@ -43,10 +43,11 @@ def batch_normalization(
 
 
 def fuse(model: keras.Model, *, group_size: int | None = None, synchronized: bool = False) -> keras.Model:
-    """Makes every batch normalisation layer of `model` one as described in `batch_normalization`; returns the model.
+    """Makes the batch normalisation layers of `model` work as described in `batch_normalization`; returns the model.
 
     For existing models, such as those of `keras.applications`, with the models nested in them. Subclasses of Keras'
-    layer are not changed, and `synchronized=False` changes no layer. Raises as `batch_normalization`.
+    layer are not changed, and `synchronized=False` leaves this setting of each layer as it is. Raises as
+    `batch_normalization`.
     """
     for layer in model._flatten_layers():
         if type(layer) is keras.layers.BatchNormalization:

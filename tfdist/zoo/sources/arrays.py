@@ -19,7 +19,7 @@ from tfdist.zoo.splits import Slice
 DIGITS_PATH = pathlib.Path(__file__).parents[1] / "data" / "digits.npz"
 # Keras' names for image and label: `x_train`, `y_train`.
 _KERAS_NAMES = {"x": "image", "y": "label"}
-# Arrays up to this size are hashed whole, in about 0.1 s; otherwise at least so many rows, evenly spaced.
+# Arrays up to this size are hashed whole, in about 0.1 s; of larger ones at least this many rows, evenly spaced.
 _WHOLE_BYTES, _FINGERPRINT_ROWS = 2**26, 256
 
 

@@ -46,7 +46,7 @@ def synthetic(
     num_examples: int = 50_000,
     num_test_examples: int = 10_000,
 ) -> Computed:
-    """Examples computed from their ids, each the mean of noise and of a picture of its class, which can be learned.
+    """Examples computed from their ids: each is the mean of noise and a picture of its class, so it can be learned.
 
     Args:
         split: "train" or "test", with or without a slice. They have no example in common.

@@ -11,7 +11,7 @@ from tfdist.config import paths
 from tfdist.zoo import splits
 from tfdist.zoo.sources.arrays import Arrays, divide
 
-# The most different values of a column that is a category, and of a label of whole numbers that is a class.
+# Maximum number of different values: of a column that is a category, and of a label of whole numbers that is a class.
 MAX_CATEGORIES, MAX_CLASSES = 100, 20
 _SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 
@@ -130,7 +130,7 @@ def describe(
 
 
 def class_name(value: Any) -> str:
-    """Returns the name of a class by its value in a table: a text, or a number, without ".0" if it is a whole one."""
+    """Returns the name of a class by its value in a table: a string, or a number, without ".0" if it is a whole one."""
     whole = isinstance(value, bool | int | float) and value % 1 == 0
     return str(int(value)) if whole else str(value)
 
@@ -145,8 +145,8 @@ def is_number(column: Any) -> bool:
 def encode(frame: Any, columns: Mapping[str, Mapping[str, Any]]) -> np.ndarray:
     """Returns the inputs of the rows of a `pandas.DataFrame`, float32 [rows, inputs].
 
-    `columns` is what `describe` returned for the table of the training; other columns are not used. A value
-    that was not in that table gives zeros. Raises ValueError if a column is missing, or has text instead of numbers.
+    `columns` is what `describe` returned for the training table; other columns are not used. A value that was not in
+    that table gives zeros. Raises ValueError if a column is missing, or has text instead of numbers.
     """
     parts = []
     for name, column in columns.items():

@@ -21,9 +21,9 @@ _SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\b.*")
 class tfrecord(record_files.RecordSource):
     """TFRecord files of tf.train.Example, whose features you describe.
 
-    An index of the places of the records gives random access; it is built once and stored in ~/.cache/tfdist.
-    The records must not be compressed, and their checksums are not compared. If files are
-    named like train-00000-of-01024, none may be missing.
+    An index of the places of the records gives random access; it is built once and stored in ~/.cache/tfdist. The
+    records must not be compressed, and their checksums are not verified. If files are named like train-00000-of-01024,
+    none may be missing.
 
     Args:
         split: replaces "{split}" in `path`; if `path` has none, "train", "test" or "all". It may have a slice.
