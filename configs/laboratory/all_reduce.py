@@ -89,7 +89,7 @@ def measure_all(args: argparse.Namespace) -> int:
     sizes = [*itertools.takewhile(lambda size: size < largest, (4 * 16**power for power in itertools.count())), largest]
     seconds = [measure.all_reduce_seconds(cluster, size) for size in sizes]
     ring = fit(sizes, seconds, replicas)
-    if args.ring:  # Before the weights change.
+    if args.ring:  # Before the measured steps, which change the weights.
         record = ring_by_hand.measure(started)
         by_tensorflow = measure.all_reduce_seconds(cluster, sum(record.chunk_bytes))
     wire_bytes = 2 if config.communication.dtype != "float32" else 4

@@ -1,8 +1,8 @@
 """Data-parallel gradient descent by hand, in NumPy, in which each part can be left out or done wrong.
 
 For teaching only: `tfdist trajectories --stages` and `tfdist parallel_mistakes` use it. `run_workers` starts its
-workers, as `python -m tfdist.configs.laboratory.by_hand FILE`. They connect as in a training, and exchange weights and
-gradients.
+workers, as `python -m tfdist.configs.laboratory.by_hand FILE`. They connect as tfdist.main does, and exchange weights
+and gradients.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Problem(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A training: the right one, or one with a part left out or done wrong."""
+    """How to train: right, or with a part left out or done wrong."""
 
     name: str
     steps: int
@@ -50,7 +50,7 @@ class Recipe:
     batch: int
     rate: float
     seed: int = 0
-    # The first examples of the problem are used; None: all.
+    # How many of the problem's first examples are used; None: all.
     examples: int | None = None
     # All workers start from worker 0's weights; otherwise each from its own.
     broadcast: bool = True

@@ -1,7 +1,7 @@
 """A table of networks: `python -m tfdist models --names=ResNet50V2,ResNet152V2,VGG16`.
 
-For each network: parameters, the memory of its weights, the GFLOP of one image, and, measured here with plain SGD and
-momentum on random images, the memory of a training and the time of a step. A name is a network of keras.applications,
+For each network: parameters, the memory of its weights, the GFLOP of one image; and, measured here on random images
+with SGD and momentum, the memory that training takes and the time of a step. A name is a network of keras.applications,
 or a dotted path such as tfdist.zoo.models:cifar_resnet, called with `num_classes` and `input_shape`.
 """
 
@@ -69,7 +69,7 @@ def count(spec: dict[str, Any]) -> tuple[int, float]:
 
 
 def trial_config(spec: dict[str, Any]) -> config_lib.Config:
-    """Returns the config of a training on random images, for `batch_size.run_trial`."""
+    """Returns the config for training on random images, for `batch_size.run_trial`."""
     source = {
         "target": "tfdist.zoo.sources:synthetic",
         "shape": spec["input_shape"],
@@ -79,7 +79,7 @@ def trial_config(spec: dict[str, Any]) -> config_lib.Config:
 
 
 def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Makes a few training steps of a network in processes of their own.
+    """Runs a few training steps of a network in another process.
 
     Returns:
         As `batch_size.result_of`.
@@ -132,7 +132,7 @@ def main(args: argparse.Namespace) -> None:
 
     tf.config.set_visible_devices([], "GPU")  # Their memory is for the trials.
     header = HEADER if args.measure else HEADER[:4]
-    # All networks before the first is measured: a wrong name ends the command at once.
+    # All networks are counted before the first is measured: a wrong name ends the command at once.
     counted = [count(model_spec(name, args.image_size, args.num_classes)) for name in args.names]
     rows = [row(name, one, args) for name, one in zip(args.names, counted, strict=True)]
     print(tables.text(header, rows))

@@ -1,6 +1,6 @@
 """Trains with common mistakes of data-parallel training beside the correct run: `python -m tfdist parallel_mistakes`.
 
-A small network learns the digits of the package on connected workers, in seconds, once right and once with each
+A small network learns the digits of the package on connected workers, in seconds, once correctly and once with each
 mistake: no broadcast, no averaging, the sum of gradients divided by a worker's own batch, an unseeded shuffle, batch
 then shuffle, and a learning rate that is not scaled. Prints a table, and draws the accuracy of each worker beside that
 of the right run.
@@ -25,7 +25,7 @@ RIGHT = "right"
 TITLES = {
     "no broadcast": "The workers start, and stay, apart",
     "no average": "Each worker trains alone, on its part",
-    "divided by own batch": "Gradients are too large by the number of workers",
+    "divided by own batch": "W workers: gradients are W times too large",
     "unseeded shuffle": "Each worker has its own permutation",
     "batch then shuffle": "A batch has few classes, in every epoch",
     "unscaled rate": "Fewer steps, none of them larger",

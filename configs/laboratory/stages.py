@@ -3,7 +3,7 @@
 Each worker fits a line by gradient descent (by_hand.py). The parts of data-parallel training are added one by one:
 
     alone      each worker has its own start and its own points
-    broadcast  both start from worker 0's slope and intercept: the trajectories start together, then diverge
+    broadcast  all start from worker 0's slope and intercept: the trajectories start together, then diverge
     average    they also apply the mean of their gradients: the trajectories coincide
     shard      one set of points is divided among them: the trajectory is that of one process with all points
 """

@@ -94,7 +94,7 @@ def _with_identity(kernel: np.ndarray) -> np.ndarray:
 
 
 def crop_and_flip(batch: prepare.Batch, seeds: tf.Tensor, *, training: bool, pad: int) -> prepare.Batch:
-    """Crops images out of their reflections at random, and mirrors half of them, the other half in the next epoch.
+    """Pads images by reflection, crops at random, and mirrors half of them, the other half in the next epoch.
 
     In evaluation the images are unchanged (arXiv 2404.00498, section 3.6).
 
@@ -165,7 +165,7 @@ def classification(
     mirror: bool = False,
     shift: int = 0,
 ) -> dict[str, tf.Tensor]:
-    """As `tfdist.zoo.objectives:classification`; in evaluation, of the mean of the logits of several views.
+    """As `tfdist.zoo.objectives:classification`; evaluation uses the mean of the logits of several views.
 
     Args:
         mirror: average the logits of each image and its mirror image.

@@ -25,7 +25,7 @@ def network(
 
     Args:
         num_classes: how many different characters there are.
-        length: the most characters that it looks back at.
+        length: the maximum number of characters of context.
         layer_count: number of blocks.
         heads: number of attention heads; divides `width`.
         width: size of the vector of a character.
@@ -39,7 +39,7 @@ def network(
     """
     if width % heads:
         raise ValueError(f"width must be a multiple of heads={heads}. Received: {width}")
-    last = 0.02 / (2 * layer_count) ** 0.5  # As GPT-2: the sum over the blocks keeps its size.
+    last = 0.02 / (2 * layer_count) ** 0.5  # As in GPT-2: the residual sum keeps its scale.
     inputs = keras.Input((None,), dtype="int32", name="inputs")
     positions = ops.cumsum(ops.ones_like(inputs), axis=1) - 1
     x = layers.Embedding(num_classes, width, _normal(), name="embedding")(inputs)

@@ -120,7 +120,7 @@ def muon(
     """
     if iterations < 1 or not 0.0 <= momentum < 1.0 or not 0.0 < other_momentum < 1.0:
         raise ValueError(
-            "config.optimizer: iterations must be at least 1, momentum within 0 .. 1, and other_momentum above 0 and "
+            "config.optimizer: iterations must be at least 1, momentum from 0 to below 1, and other_momentum above 0 and "
             f"below 1. Received: iterations={iterations}, momentum={momentum}, other_momentum={other_momentum}"
         )
     return Muon(schedule, momentum, iterations, other_rate, other_momentum, offset_rate, weight_decay)
@@ -202,7 +202,7 @@ def _orthogonal(matrix: tf.Tensor, iterations: int) -> tf.Tensor:
     wide = matrix.shape[0] < matrix.shape[1]
     x = matrix if wide else keras.ops.transpose(matrix)
     x = x / (keras.ops.sqrt(keras.ops.sum(keras.ops.square(x))) + 1e-7)
-    # A constant: Keras' eye reads a number of the host in every step.
+    # A constant: Keras' eye copies a number from the host in every step.
     identity = tf.constant(np.eye(x.shape[0]), x.dtype)
     for start in range(0, iterations, 3):
         square = keras.ops.matmul(x, keras.ops.transpose(x))
