@@ -7,7 +7,7 @@
 | in the laboratory | here |
 |---|---|
 | 1000 points, x uniform in [-0.5, 0.5), y = 2 x + noise, noise uniform in [-0.5, 0.5) | the same, with a fixed seed |
-| slope and offset start at N(0, 1), unseeded | they start at 0 and 1, or as `--config.model.m` and `.n` say |
+| slope and intercept start at N(0, 1), unseeded | they start at 0 and 1, or as `--config.model.m` and `.n` say |
 | mean squared error, `GradientDescentOptimizer(0.5)` | the same |
 | batch 1000, 100 steps | the same |
 | laboratory 2: broadcast, average and shard on two workers | the third command; starts are N(0, 1) |

@@ -184,7 +184,7 @@ def draw_paths(
     for axes in panels[2:]:
         axes.set_xlabel("slope")
     for axes in panels[::2]:
-        axes.set_ylabel("offset")
+        axes.set_ylabel("intercept")
     figure.colorbar(drawn, ax=panels, label="mean squared error", pad=0.01)
     handles = panels[0].get_legend_handles_labels()[0]
     style.legend(figure, handles)

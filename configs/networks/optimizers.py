@@ -120,8 +120,8 @@ def muon(
     """
     if iterations < 1 or not 0.0 <= momentum < 1.0 or not 0.0 < other_momentum < 1.0:
         raise ValueError(
-            "config.optimizer: iterations must be at least 1, momentum from 0 to below 1, and other_momentum above 0 and "
-            f"below 1. Received: iterations={iterations}, momentum={momentum}, other_momentum={other_momentum}"
+            "config.optimizer: iterations must be at least 1, momentum at least 0 and below 1, other_momentum above 0 "
+            f"and below 1. Received: iterations={iterations}, momentum={momentum}, other_momentum={other_momentum}"
         )
     return Muon(schedule, momentum, iterations, other_rate, other_momentum, offset_rate, weight_decay)
 

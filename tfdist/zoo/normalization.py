@@ -26,7 +26,8 @@ def batch_normalization(
         group_size: None: the statistics are those of all examples of the call. A number: statistics of each group of
             this many consecutive examples ("ghost" batch normalisation, Hoffer et al., arXiv 1705.08741); the moving
             statistics are updated with the mean over the groups of their means and (biased) variances. Results then do
-            not depend on the number of replicas, as long as `group_size` divides the per-replica batch.
+            not depend on the number of replicas. In a run, `group_size` must divide the global batch, and groups may
+            span replicas; `tfdist.fit` and a call of the layer alone need a multiple of it on each replica.
         synchronized: statistics over all replicas, as in Keras, with one collective per layer.
         **keras_arguments: other arguments of `keras.layers.BatchNormalization`.
 
@@ -68,7 +69,7 @@ def _override_call(layer: keras.layers.BatchNormalization, group_size: int | Non
                 )
     # Set on the object instead of a subclass: a saved model contains the class, which must be Keras'.
     patching.replace_attribute(layer, "call", functools.partial(_call, layer, group_size))
-    layer.group_size = group_size  # Read by the step to form micro-batches.
+    layer.group_size = group_size  # Read by the step, for micro-batches and for groups that span replicas.
     return layer
 
 

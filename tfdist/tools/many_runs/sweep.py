@@ -10,7 +10,7 @@ after its values; it has all that `tfdist train` writes, overrides.json and outp
 
 The same command continues the unfinished runs; more values add runs. A run that fails is named, and the others go on.
 With --slurm the runs are the tasks of one job array. Exit codes: 0 all runs are finished, or are in the queue; 1 some
-failed; 75 stopped.
+failed or are not finished; 75 stopped.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Checks a finished run by training parts of it again: `python -m tfdist verify DIR --intervals=5`.
 
-DIR is the workdir of a run of a config. The data and every kept checkpoint are hashed and compared with metrics.jsonl.
-Then random intervals between two kept checkpoints, or between the start and the first checkpoint, are trained again,
-and all hashes in them are compared. Nothing in DIR changes. The number of replicas must be that of the run, except with
-virtual replicas.
+DIR is the workdir of a run of a config. A few examples and every kept checkpoint are hashed, and compared with
+metrics.jsonl. Then random intervals between two kept checkpoints, or between the start and the first checkpoint, are
+trained again, and all hashes in them are compared. Nothing in DIR changes. The number of replicas must be that of the
+run, except with virtual replicas.
 
     tfdist verify runs/digits --intervals=2
 
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
         print(line)
     shown = ", ".join(f"{first} to {last}" for first, last in chosen) or "none"
     checked = (
-        f"the data, {len(steps)} kept states, and {len(chosen)} of {len(intervals)} intervals that were trained again, "
+        f"examples of the data, {len(steps)} kept states, and {len(chosen)} of {len(intervals)} intervals that were trained again, "
         f"the steps {shown}"
     )
     print(f"the lines above list the differences; compared: {checked}" if wrong else f"all hashes are equal: {checked}")
