@@ -28,7 +28,7 @@ USAGE = "[DIR...] [flags]"
 # Fields that every table has, before and after the metrics.
 _FIRST, _LAST = ("run", "state", "step", "epoch"), ("examples_per_second", "hours", "trouble")
 # The most characters of a warning or an error in the table.
-_TROUBLE = 60
+_MAX_TROUBLE = 60
 _CONDITION = re.compile(r"([\w.\-/ ]+?)\s*([=<>])\s*(.*)")
 
 
@@ -108,7 +108,7 @@ def table(
     shown = []
     for row in chosen:
         trouble = " ".join(row["trouble"].removeprefix("WARNING: ").split())
-        trouble = trouble if len(trouble) <= _TROUBLE else trouble[: _TROUBLE - 3] + "..."
+        trouble = trouble if len(trouble) <= _MAX_TROUBLE else trouble[: _MAX_TROUBLE - 3] + "..."
         progress = "/".join(lines.epochs(one) for one in (row["epoch"], row["epochs"]) if one is not None)
         shown.append([row["run"], row["state"], row["step"], progress or None])
         shown[-1] += [*map(row.get, fields), row["examples_per_second"], row["hours"], trouble]

@@ -88,7 +88,7 @@ def main(args: argparse.Namespace) -> int:
     jobs = []
     for name, row in runs.items():
         _keep(workdir / name / _OVERRIDES, row, "a run with other values")
-        words = [*args.config_words, *_overriding(row), f"--workdir={workdir / name}"]
+        words = [*args.config_words, *_flags_of_values(row), f"--workdir={workdir / name}"]
         jobs.append(Job(name, workdir / name, [sys.executable, "-m", "tfdist.main", *words]))
 
     def read_now(job: Job) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def name_of(row: Overrides) -> str:
     return f"{plain[:_LONGEST_NAME]}_{hashlib.sha256(repr(row).encode()).hexdigest()[:6]}"
 
 
-def _overriding(row: Overrides) -> list[str]:
+def _flags_of_values(row: Overrides) -> list[str]:
     """Returns the flags that set a run's values."""
     steps = ["--config.train.steps=none"] if "epochs" in row else []
     return steps + [f"--config.{'train.epochs' if name == 'epochs' else name}={value}" for name, value in row.items()]
@@ -210,7 +210,7 @@ def _check(args: argparse.Namespace, name: str, row: Overrides) -> schema.Config
     Raises ValueError, with the name of the run and the message of `tfdist train` about the invalid field.
     """
     try:
-        config = load.load(args.config_file, [*args.config_words[1:], *_overriding(row)])
+        config = load.load(args.config_file, [*args.config_words[1:], *_flags_of_values(row)])
         features.validate_config(config)
         for field in {name.partition(".")[0] for name in row} & {"model", "optimizer", "objective"}:
             specs.check_names(getattr(config, field), field=f"config.{field}")

@@ -80,12 +80,12 @@ def run_jobs(jobs: Sequence[Job], free: Sequence[Slot], stop: Sequence[int], *, 
             them.
         ended: called with a job after its end.
     """
-    waiting, left, passed_on = list(free), list(enumerate(jobs, 1)), False
+    idle, left, passed_on = list(free), list(enumerate(jobs, 1)), False
     running: dict[subprocess.Popen, tuple[Job, Slot]] = {}
     try:
         while running or (left and not stop):
-            while waiting and left and not stop:
-                (number, job), slot = left.pop(0), waiting.pop(0)
+            while idle and left and not stop:
+                (number, job), slot = left.pop(0), idle.pop(0)
                 print(f"{job.name}: started ({number} of {len(jobs)})", flush=True)
                 running[_start(job, slot)] = job, slot
             time.sleep(_POLL_SECONDS)
@@ -97,7 +97,7 @@ def run_jobs(jobs: Sequence[Job], free: Sequence[Slot], stop: Sequence[int], *, 
             for process, (job, slot) in list(running.items()):
                 if process.poll() is not None:
                     del running[process]
-                    waiting.append(slot)
+                    idle.append(slot)
                     files.write_json(job.workdir / _END, {"code": process.returncode})
                     ended(job)
     finally:

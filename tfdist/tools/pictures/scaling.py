@@ -30,7 +30,7 @@ def draw(studies: Sequence[Study]) -> Any:
         base = study.points[0].examples_per_second / study.points[0].replicas
         for axes, unit in ((panels[1], 1.0), (panels[2], base)):
             if study in measured or axes is panels[2]:
-                _draw_points(axes, study, unit, look, named=len(measured) == 1 and study in measured)
+                _draw_points(axes, study, unit, look, with_values=len(measured) == 1 and study in measured)
         if study in measured:
             ends = [study.points[0].replicas, study.points[-1].replicas]
             panels[1].plot(ends, [base * end for end in ends], color=look["color"], linestyle="--", linewidth=1.6)
@@ -46,15 +46,15 @@ def draw(studies: Sequence[Study]) -> Any:
     return figure
 
 
-def _draw_points(axes: Any, study: Study, unit: float, look: dict[str, Any], *, named: bool) -> None:
-    """Draws the examples per second of a study in units of `unit`, and writes their values if `named`."""
+def _draw_points(axes: Any, study: Study, unit: float, look: dict[str, Any], *, with_values: bool) -> None:
+    """Draws the examples per second of a study in units of `unit`, and writes their values if `with_values`."""
     numbers = [point.replicas for point in study.points]
     middle = [point.examples_per_second / unit for point in study.points]
     ends = [[point.examples / time / unit for time in point.later_epoch_seconds] for point in study.points]
     lower = [value - min(values) for value, values in zip(middle, ends, strict=True)]
     upper = [max(values) - value for value, values in zip(middle, ends, strict=True)]
     axes.errorbar(numbers, middle, yerr=[lower, upper], **look, label=study.name, elinewidth=1.3, capthick=1.3)
-    for number, each in zip(numbers, middle, strict=True) if named else ():
+    for number, each in zip(numbers, middle, strict=True) if with_values else ():
         style.value(axes, number, each, lines.rate(each), color=look["color"], below=True)
 
 

@@ -26,7 +26,7 @@ from tfdist.tools.saved_runs.saved import SavedRun
 
 USAGE = "RUN [flags]"
 # Images in the picture, and in a row of it; with more classes than this, the matrix has colours only.
-_WORST, _COLUMNS, _WRITTEN = 20, 5, 25
+_WORST, _COLUMNS, _MAX_WITH_NUMBERS = 20, 5, 25
 
 
 def add_flags(parser: tool_flags.Parser) -> None:
@@ -155,7 +155,7 @@ def draw_confusion(matrix: np.ndarray, classes: Sequence[str], title: str) -> An
     axes.set_yticks(shown, [classes[each] for each in shown])
     axes.set(xlabel="class chosen by the model", ylabel="label")
     axes.grid(visible=False)
-    for row, column in np.argwhere(matrix > 0) if count <= _WRITTEN else ():
+    for row, column in np.argwhere(matrix > 0) if count <= _MAX_WITH_NUMBERS else ():
         color = "white" if shares[row, column] > 0.6 else "black"
         axes.text(column, row, f"{matrix[row, column]:,}", ha="center", va="center", fontsize=10, color=color)
     figure.colorbar(picture, ax=axes, shrink=0.8, label="share of the label's examples")

@@ -60,8 +60,8 @@ def main(args: argparse.Namespace) -> int:
         print(line)
     shown = ", ".join(f"{first} to {last}" for first, last in chosen) or "none"
     checked = (
-        f"examples of the data, {len(steps)} kept states, and {len(chosen)} of {len(intervals)} intervals that were trained again, "
-        f"the steps {shown}"
+        f"examples of the data, {len(steps)} kept states, and {len(chosen)} of {len(intervals)} intervals that were "
+        f"trained again, the steps {shown}"
     )
     print(f"the lines above list the differences; compared: {checked}" if wrong else f"all hashes are equal: {checked}")
     return int(bool(wrong))
