@@ -192,7 +192,7 @@ def draw(tests: Mapping[str, Sequence[np.ndarray]], table: Sequence[tuple], *, c
         alike = np.ptp(np.array(tests[name]), axis=0).max() < _ALIKE
         axes.plot(epochs, tests[RIGHT][0], color=style.GREY, linestyle="--", label="right")
         for rank, each in enumerate(tests[name]):
-            width = 1.6 + 1.8 * alike * (len(tests[name]) - 1 - rank)  # So that curves that coincide are all seen.
+            width = 1.6 + 1.8 * alike * (len(tests[name]) - 1 - rank)  # Curves that coincide are all visible.
             look = style.series(rank) | {"linewidth": width, "markersize": 5, "alpha": 0.9}
             axes.plot(epochs, each, **look, label=f"worker {rank}")
         _, mean, _, apart, missed = rows[name]

@@ -1,7 +1,7 @@
 """A course, its tasks, and readers of their results. Imports no TensorFlow.
 
 Command lines contain words in capitals, which `lines` replaces: DATA by the path of the page's data, WORKDIR by the
-directory of the task, RUNS by that of the course, PUBLISHED by that of the studies that pages print.
+directory of the task, RUNS by that of the course, PUBLISHED by that of published studies.
 `course.command_lines` replaces 64xREPLICAS by 64 times the replicas of the line, and removes `srun --ntasks=N` from
 its start where there is no allocation.
 """
@@ -98,7 +98,7 @@ class Course:
 
 
 def load(file: Path) -> Course:
-    """Reads a course from a YAML file of configs/courses, in whose tasks `$NAME` stands for a text of `texts`."""
+    """Reads a course from a YAML file of configs/courses, in whose tasks `$NAME` stands for an entry of `texts`."""
     values = yaml.safe_load(file.read_text(encoding="utf-8"))
     texts: dict[str, str] = {}
     for name, text in values.pop("texts").items():
