@@ -65,7 +65,9 @@ def slots(count: int | None, *, on_cpu: bool) -> list[Slot]:
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     count = count or max(1, len(cores) // _CORES)
     if cores and count > len(cores):
-        raise ValueError(f"--max_at_once={count}, but this machine has {len(cores)} cores: choose at most {len(cores)}.")
+        raise ValueError(
+            f"--max_at_once={count}, but this machine has {len(cores)} cores: choose at most {len(cores)}."
+        )
     edges = [index * len(cores) // count for index in range(count + 1)]
     env = local_workers.environments(os.environ, [], [()])[0]
     shares = [frozenset(cores[first:last]) for first, last in itertools.pairwise(edges)]
