@@ -27,7 +27,8 @@ def batch_normalization(
             this many consecutive examples ("ghost" batch normalisation, Hoffer et al., arXiv 1705.08741); the moving
             statistics are updated with the mean over the groups of their means and (biased) variances. Results then do
             not depend on the number of replicas. In a run, `group_size` must divide the global batch, and groups may
-            span replicas; `tfdist.fit` and a call of the layer alone need a multiple of it on each replica.
+            span replicas. With micro-batches, in `tfdist.fit` and in a call of the layer alone, it must divide the
+            examples that a replica processes at once.
         synchronized: statistics over all replicas, as in Keras, with one collective per layer.
         **keras_arguments: other arguments of `keras.layers.BatchNormalization`.
 
