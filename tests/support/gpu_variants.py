@@ -122,7 +122,7 @@ COMPILED: dict[str, Callable[[], tuple[Any, ...]]] = {
 def _compiled_run(cluster: Cluster, model: keras.Model, data: list[Any], stack: contextlib.ExitStack) -> Run:
     """Makes the run of `tfdist.fit` for a compiled model, as it runs on GPUs."""
     own_step = own_setup.overrides(model)
-    options = base.DataOptions(batch_size=None if own_step else 8, as_given=own_step)
+    options = base.DataOptions(batch_size=None if own_step else 8)
     adapters = {kind: make_adapter.make_data_adapter(*data, options) for kind in ("train", "test")}
     scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     config = c.Config(

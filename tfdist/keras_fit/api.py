@@ -104,9 +104,8 @@ def fit(
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
     shuffle = bool(shuffle) and shuffle != "batch"  # "batch" reorders within a batch, which changes no gradient.
-    as_given = own_setup.overrides(model)
     options = {"batch_size": batch_size, "steps": steps_per_epoch, "class_weight": class_weight, "seed": seed}
-    data = _data_adapter(x, y, sample_weight, shuffle=shuffle, as_given=as_given, **options)
+    data = _data_adapter(x, y, sample_weight, shuffle=shuffle, **options)
     if data.size_unknown:
         messages.log_once(
             "the number of batches is unknown before they are read. In this case Keras counts one more step in each "
@@ -119,7 +118,7 @@ def fit(
             raise ValueError("validation_data must be (x, y) or (x, y, sample_weight), as y is given. Received: only x")
         try:
             size = validation_batch_size or batch_size
-            adapters["test"] = _data_adapter(*parts, batch_size=size, steps=validation_steps, as_given=as_given)
+            adapters["test"] = _data_adapter(*parts, batch_size=size, steps=validation_steps)
         except ValueError as error:
             raise ValueError(f"validation_data: {error}") from None
         make_run.check_functions(model, "test")
@@ -192,8 +191,7 @@ def evaluate(
         ValueError: an argument is not supported; the message says what to do.
     """
     make_run.check_compiled(cluster, model, "evaluate")
-    as_given = own_setup.overrides(model)
-    data = _data_adapter(x, y, sample_weight, batch_size=batch_size, steps=steps, as_given=as_given)
+    data = _data_adapter(x, y, sample_weight, batch_size=batch_size, steps=steps)
     config = make_run.config_of_evaluation(model, data.batch_size)
     make_run.traced_values(cluster, model).log_changes("test")
     with patches.patch_for_run(model) as stack:
@@ -234,7 +232,7 @@ def predict(
     """
     make_run.check_arguments(cluster, model, "predict")
     own_setup.check_graph(model)
-    data = _data_adapter(x, batch_size=batch_size, steps=steps, as_given=True)
+    data = _data_adapter(x, batch_size=batch_size, steps=steps)
     (batch_spec,) = data.element_spec
     predict_lib.check_rows(cluster, model, batch_spec)
     same_data.check_same_data(cluster, data)

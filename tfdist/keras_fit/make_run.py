@@ -63,8 +63,7 @@ def make_run(
     for one in data.values():
         same_data.check_same_data(cluster, one)
     _check_targets(model, data)
-    as_given = own_setup.overrides(model)
-    prepare = functools.partial(own_setup.prepare, cluster, model, config, data, as_given=as_given, stack=stack)
+    prepare = functools.partial(own_setup.prepare, cluster, model, config, data, stack=stack)
     traced, traced_now = traced_values(cluster, model), set()
     # Kind of a step -> the function that runs its steps. That of an evaluation is kept for later evaluations.
     functions: dict[str, Any] = {}
@@ -152,7 +151,7 @@ def _check_targets(model: keras.Model, data: Mapping[str, DataAdapter]) -> None:
     """Raises ValueError if a loss of `compile` needs targets, and the data has none."""
     if own_setup.overrides(model) or compiled_model.overrides(model, "compute_loss") or model.loss is None:
         return
-    if any(keras.utils.unpack_x_y_sample_weight(one.element_spec)[1] is None for one in data.values()):
+    if any(keras.utils.unpack_x_y_sample_weight(one.element_spec[0])[1] is None for one in data.values()):
         raise ValueError(
             "The loss of compile(loss=...) needs targets, and the data has none: pass y, or data of (x, y)."
         )

@@ -18,7 +18,7 @@ def adapter(x, y=None):
 def test_a_series_of_pandas_is_a_column_as_in_keras():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"a": np.arange(6.0), "b": np.arange(6.0), "target": np.arange(6)})
-    x, y = adapter(frame[["a", "b"]], frame["target"]).read(tf.constant([4, 1], tf.int64))
+    x, y = adapter(frame[["a", "b"]], frame["target"]).read(tf.constant([4, 1], tf.int64))[0]
     assert x.shape == (2, 2) and y.shape == (2, 1) and y[:, 0].numpy().tolist() == [4, 1]
 
 
@@ -32,7 +32,7 @@ def test_each_epoch_has_an_order_of_its_own_and_each_row_once():
 
 
 def test_arrays_of_string_objects_are_string_tensors():
-    x, y = adapter(np.array(["a b", "c"], object), np.array([0, 1])).read(tf.constant([1], tf.int64))
+    x, y = adapter(np.array(["a b", "c"], object), np.array([0, 1])).read(tf.constant([1], tf.int64))[0]
     assert x.dtype == tf.string and x.numpy().tolist() == [b"c"] and y.numpy().tolist() == [1]
 
 

@@ -11,7 +11,7 @@ from tfdist.keras_fit.whole_batch import rows
 
 def shards(dataset, replicas):
     """The data of each replica in the first step."""
-    adapter = make_adapter.make_data_adapter(dataset, None, None, base.DataOptions(as_given=True))
+    adapter = make_adapter.make_data_adapter(dataset, None, None, base.DataOptions())
     parts = [ReplicaShard(num_replicas=replicas, first_replica=replica) for replica in range(replicas)]
     return [next(iter(adapter.dataset(part, 0, 1)))["data"][0] for part in parts]
 

@@ -75,7 +75,7 @@ def joined(parts):
     """Puts the replicas' shares of each step together again."""
     batches = [parts[first : first + REPLICAS] for first in range(0, len(parts), REPLICAS)]
     return [
-        tf.nest.map_structure(lambda *rows: np.concatenate(rows), *(one["data"] for one in batch if one["count"]))
+        tf.nest.map_structure(lambda *rows: np.concatenate(rows), *(one["data"][0] for one in batch if one["count"]))
         for batch in batches
     ]
 
@@ -91,7 +91,7 @@ def test_workers_make_their_rows_of_the_same_batches_alone(name):
     whole, (alone,) = elements(make, 1)
     tf.random.set_seed(3)
     expected = list(make()[0].as_numpy_iterator())
-    assert_equal(joined(whole), [one if isinstance(one, tuple) else (one,) for one in expected])
+    assert_equal(joined(whole), expected)
     parts, worked = elements(make, 4 if name == "typical" else 2)
     assert_equal(parts, whole)
     assert name != "typical" or (alone == 53 and max(worked) <= 16)
@@ -123,7 +123,7 @@ def epoch(data, number, first=0, steps=None):
     """The batches of an epoch of training, as the loop reads them."""
     data.begin_epoch(number)
     read = iter(data.elements(ReplicaShard(), first))
-    found = [next(read)["data"] for _ in range((steps or data.steps) - first)]
+    found = [next(read)["data"][0] for _ in range((steps or data.steps) - first)]
     if steps is None:
         data.end_epoch()
     return tf.nest.map_structure(lambda one: one.numpy(), found)
@@ -156,7 +156,7 @@ def passes_of(name):
     make, each = SHUFFLED[name]
     dataset, found = make(), []
     for _ in range(4):
-        found.append([one if isinstance(one, tuple) else (one,) for one in dataset.as_numpy_iterator()])
+        found.append([*dataset.as_numpy_iterator()])
         for _ in range(each - 1):
             iter(dataset)
     return found
@@ -193,9 +193,9 @@ def test_a_dataset_that_repeats_its_shuffle_begins_anew_in_each_training_with_a_
         data = make_adapter.make_data_adapter(dataset, None, None, options)
         data.reset(0)
         if fit == 0:
-            assert_equal([*epoch(data, 0), *epoch(data, 1)], [(one,) for one in expected])
+            assert_equal([*epoch(data, 0), *epoch(data, 1)], expected)
         else:  # Resumed.
-            assert_equal(epoch(data, 1, first=1), [(one,) for one in expected[5:]])
+            assert_equal(epoch(data, 1, first=1), expected[5:])
     assert "repeats a shuffle" in capsys.readouterr().err
 
 
@@ -204,7 +204,7 @@ def test_steps_that_do_not_divide_a_pass_are_told(unwarned, capsys):
     data = make_adapter.make_data_adapter(dataset, None, None, base.DataOptions(steps=3))
     assert "3 steps per epoch do not divide the 4 batches" in capsys.readouterr().err
     data.reset(0)
-    assert [one[0][0] // 4 for number in range(2) for one in epoch(data, number)] == [0, 1, 2, 3, 0, 1]
+    assert [one[0] // 4 for number in range(2) for one in epoch(data, number)] == [0, 1, 2, 3, 0, 1]
 
 
 class Rows(keras.utils.PyDataset):
@@ -236,10 +236,9 @@ def test_workers_read_the_batches_of_a_py_dataset_alike_also_after_a_resume():
     assert sorted(np.concatenate([one[1] for one in read[1]]).tolist()) == sorted(Y.tolist())
 
 
-@pytest.mark.parametrize("as_given", [False, True])
-def test_class_weights_are_weights_of_the_examples_of_a_step_of_the_models_own_too(as_given):
+def test_class_weights_are_weights_of_the_examples():
     dataset = tf.data.Dataset.from_tensor_slices((np.zeros((4, 2)), [0, 1, 1, 2])).batch(4)
-    options = base.DataOptions(class_weight={0: 0.5, 2: 3.0}, as_given=as_given)
+    options = base.DataOptions(class_weight={0: 0.5, 2: 3.0})
     found = make_adapter.make_data_adapter(dataset, None, None, options)
     element = next(iter(found.one_pass(ReplicaShard(), reset=True)))
-    assert base.unwrap(element["data"])[2].numpy().tolist() == [0.5, 1.0, 1.0, 3.0]
+    assert element["data"][0][2].numpy().tolist() == [0.5, 1.0, 1.0, 3.0]

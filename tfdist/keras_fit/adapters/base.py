@@ -143,7 +143,8 @@ class RandomAccess(DataAdapter):
     def sample(self, count: int) -> dict[str, np.ndarray]:
         ids = np.unique(np.linspace(0, self.num_examples - 1, count).astype(np.int64))
         reading = tf.data.Dataset.from_tensors(ids).map(tf.autograph.experimental.do_not_convert(self.read))
-        return arrays_of(next(iter(reading)))
+        (batch,) = next(iter(reading))
+        return arrays_of(batch)
 
     def first_nonfinite(self, shard: ReplicaShard, first_number: int, last_number: int) -> tuple[int, str] | None:
         return inspection.first_nonfinite(self._rows_of_steps(shard, first_number, last_number))
@@ -166,7 +167,7 @@ class RandomAccess(DataAdapter):
             replica = shard.first_replica + number % shard.local_replicas
             ids, _, _ = self.ids(tf.constant(step - 1, tf.int64), tf.constant(replica, tf.int64), shard.num_replicas)
             place = functools.partial(_place, ids.numpy())
-            yield Rows(step=step, columns=arrays_of(unwrap(element["data"])), place=place)
+            yield Rows(step=step, columns=arrays_of(*element["data"]), place=place)
 
 
 def _place(ids: np.ndarray, column: str, at: tuple[int, ...]) -> str:
@@ -200,11 +201,6 @@ def numbers_of_rows(data: Any, divided: list[bool]) -> list[int | None]:
     return [one.shape[0] if has else 0 for one, has in zip(flat, divided, strict=True)]
 
 
-def unwrap(data: Any) -> Any:
-    """Returns the data of an element as (x,), (x, y) or (x, y, sample_weight), even if wrapped as ((x, y),)."""
-    return data[0] if len(data) == 1 and isinstance(data[0], tuple) else data
-
-
 def arrays_of(batch: Any) -> dict[str, np.ndarray]:
     """Returns the arrays of a batch x, (x,), (x, y) or (x, y, sample_weight) under names such as `x["age"]`."""
     found = {}
@@ -226,8 +222,6 @@ class DataOptions:
     shuffle: bool = False
     class_weight: Mapping[int, float] | None = None
     seed: int = 0
-    # Whether a batch is passed on as (batch,), unchanged: the model's own step gets it as from Keras.
-    as_given: bool = False
 
 
 def steps_of_epoch(options: DataOptions, batches: int) -> int:
@@ -251,16 +245,10 @@ def spec_of(batches: tf.data.Dataset, unpack: Callable[[Any], Any]) -> Any:
 
 
 def unpack(batch: Any, options: DataOptions) -> tuple:
-    """Returns a batch as (x,), (x, y) or (x, y, sample_weight), with class weights as sample weights.
-
-    With `options.as_given`, returns (batch,); the batch is unchanged, except for class weights.
-    """
-    if options.as_given and options.class_weight is None:
+    """Returns (batch,): a step gets the batch as it is in the data, with class weights as sample weights."""
+    if options.class_weight is None:
         return (batch,)
     parts = tuple(part for part in keras.utils.unpack_x_y_sample_weight(batch) if part is not None)
-    if options.class_weight is None:
-        return parts
     if len(parts) < 2:
         raise ValueError("class_weight needs targets, but the data has none.")
-    weighted = tf_dataset_adapter.make_class_weight_map_fn(options.class_weight)(*parts)
-    return (weighted,) if options.as_given else weighted
+    return (tf_dataset_adapter.make_class_weight_map_fn(options.class_weight)(*parts),)

@@ -108,8 +108,6 @@ def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomA
         data = keras.tree.map_structure(_tensor, keras.tree.lists_to_tuples(data))
     data_adapter_utils.check_data_cardinality(data)
     num_examples = next((int(part.shape[0]) for part in keras.tree.flatten(data) if part is not None), 0)
-    if options.as_given or not isinstance(data, tuple):
-        data = (data,)
 
     def rows_of(part: Any, ids: tf.Tensor) -> Any:
         if isinstance(part, array_slicing.TensorflowSparseWrapper):
@@ -117,7 +115,7 @@ def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomA
         return tf.gather(part, ids) if tf.is_tensor(part) else None
 
     def read(ids: tf.Tensor) -> Any:
-        return keras.tree.traverse(functools.partial(rows_of, ids=ids), data)
+        return (keras.tree.traverse(functools.partial(rows_of, ids=ids), data),)
 
     return _examples(read, num_examples, options)
 

@@ -97,7 +97,7 @@ def adapt_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Strea
     given = [data[index] for index in range(min(2, length))]
     samples = [as_tuple(one) for one in given]
     spec = data_adapter_utils.get_tensor_spec(samples)
-    if options.as_given and isinstance(given[0], np.ndarray):  # A loop of a script gets x, and not (x,).
+    if isinstance(given[0], np.ndarray):  # A step gets x, and not (x,).
         spec = spec[0]
     specs = tf.nest.flatten(spec, expand_composites=True)
     plain = keras.utils.PyDataset

@@ -79,7 +79,7 @@ class OneStep:
         with script_state.without_counting_draws(), patches.patch_for_run(self._model) as stack:
             config = make_run.config_of_evaluation(self._model, batch.data.batch_size)
             adapters = {self._kind: batch.data}
-            own = own_setup.prepare(cluster, self._model, config, adapters, as_given=True, stack=stack)
+            own = own_setup.prepare(cluster, self._model, config, adapters, stack=stack)
             return own, own_setup.trace(cluster, own[0], self._kind, batch.spec)
 
 
@@ -172,7 +172,7 @@ def batches(dataset: Any, *, batch_size: int | None = None) -> Iterator[Batch]:
     """
     cluster = _cluster()
     with script_state.tfdist_code():
-        options = base.DataOptions(as_given=True, batch_size=batch_size)
+        options = base.DataOptions(batch_size=batch_size)
         data = make_adapter.make_data_adapter(dataset, None, None, options)
         same_data.check_same_data(cluster, data)
         elements = cluster.distribute(data.dataset(trainer.replica_shard(cluster), 0, data.steps))
@@ -202,7 +202,7 @@ def on_batch(
     given = tuple(part for part in data if part is not None)
     dataset = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(given))
     with script_state.tfdist_code():
-        options = base.DataOptions(as_given=True, class_weight=class_weight)
+        options = base.DataOptions(class_weight=class_weight)
         adapter = _with_all_parts(make_adapter.make_data_adapter(dataset, None, None, options))
         elements = cluster.distribute(adapter.dataset(trainer.replica_shard(cluster), 0, 1))
         name = f"{type(model).__name__}.{kind}_step"

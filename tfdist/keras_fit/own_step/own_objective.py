@@ -23,8 +23,6 @@ class OwnStepObjective(trainer.Objective):
 
     model: keras.Model
     cluster: Cluster
-    # Whether the step gets the batches as they are in the data, and not as (x, y, sample_weight).
-    as_given: bool
     # "train", "test" or both -> the step.
     steps: dict[str, Discovered]
     # The last step's numbers by kind, float64 [numbers]: each replica has those of the global batch.
@@ -64,7 +62,7 @@ class OwnStepObjective(trainer.Objective):
             trainer.convert_in_fixed_order(),
             global_view.tracing_step(self._views_batch, view),
         ):
-            data = shard["data"][0] if self.as_given else shard["data"]
+            (data,) = shard["data"]
             try:
                 values = discovered.function(view.whole_batch(data) if self._views_batch else data)
             except Exception as error:

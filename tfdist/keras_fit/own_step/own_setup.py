@@ -57,14 +57,12 @@ def prepare(
     config: config_lib.Config,
     adapters: dict[str, DataAdapter],
     *,
-    as_given: bool,
     stack: contextlib.ExitStack,
 ) -> OwnStep:
     """Finds out what the steps do, and makes the variables of the steps and their optimizers.
 
     Args:
         adapters: "train", "test" or both -> its data.
-        as_given: whether the step gets the batches as they are in the data, and not as (x, y, sample_weight).
         stack: restores the optimizers and metrics.
 
     Raises:
@@ -73,7 +71,7 @@ def prepare(
     check_graph(model)
     found = {}
     for kind, data in adapters.items():
-        spec = data.element_spec[0] if as_given else data.element_spec
+        (spec,) = data.element_spec
         found[kind] = discover.discover(cluster, model, f"{kind}_step", spec, data.batch_size, data.rows)
     if "train" in adapters and not compiled_model.overrides(model, "train_step"):
         trainer.check_trainable(model)
@@ -101,7 +99,6 @@ def prepare(
         pending = own_rows.Pending(cluster, [one for one in variables.values() if id(one) in sums])
     step_objective = OwnStepObjective(
         model=model,
-        as_given=as_given,
         steps=found,
         last_numbers=last_numbers,
         cluster=cluster,

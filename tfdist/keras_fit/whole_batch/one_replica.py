@@ -1,4 +1,8 @@
-"""What the code of a step sees of `tf.distribute`: one replica, which has the global batch, as under Keras alone."""
+"""What the code of a step sees of `tf.distribute`: one replica, which has the global batch, as under Keras alone.
+
+So does the code of a layer that runs on a replica's rows. If such a layer combines the rows of all replicas by
+`all_reduce`, it gets its own back; `probe` finds that its result depends on the other rows, and a log line names it.
+"""
 
 import contextlib
 import inspect
@@ -50,14 +54,9 @@ def in_cross_replica_context(original: Callable[[], bool]) -> bool:
     return not _is_asked_by_step() and original()
 
 
-def _is_asked_by_step(*, also_in_layers: bool = False) -> bool:
-    """Returns whether the user's code asks, in a step, or, in a trace without effect, in a layer that the step calls.
-
-    Args:
-        also_in_layers: whether layers count in other traces, too.
-    """
-    view = global_view.of_step()
-    if view is None or (view.in_layer and not view.discovers and not also_in_layers):
+def _is_asked_by_step() -> bool:
+    """Returns whether the user's code asks, in a step or in a layer that the step calls."""
+    if global_view.of_step() is None:
         return False
     frame = inspect.currentframe()
     while frame.f_code.co_filename in (__file__, patching.__file__) or _AUTOGRAPH in frame.f_code.co_filename:
@@ -76,8 +75,7 @@ def show_one_replica() -> Iterator[None]:
             original = owner.num_replicas_in_sync
 
             def number(one: Any, original: property = original) -> int:
-                # A loss that a layer adds may be divided by the number.
-                return 1 if _is_asked_by_step(also_in_layers=True) else original.fget(one)
+                return 1 if _is_asked_by_step() else original.fget(one)
 
             replace_attribute(owner, "num_replicas_in_sync", property(number))
         yield
