@@ -73,7 +73,7 @@ def check_start(cluster: Cluster, data: Mapping[str, int], state: Mapping[str, A
     if not (found == found[0]).all():
         lines, differing = mismatch.describe_mismatch(names, found, mismatch.worker_names(cluster))
         raise ReplicaMismatchError(
-            "\n  ".join(["The workers do not read the same data:", *lines])
+            "\n  ".join(["The workers differ in their data or training state:", *lines])
             + f"\n{differing}. {EXAMPLES} examples of each split were compared. Give all workers the same files."
         )
 

@@ -1,4 +1,4 @@
-"""`config.train.virtual_replicas`: one training, to the bit, on any number of replicas that divides it.
+"""`config.train.virtual_replicas`: bit for bit the same training on any number of replicas that divides it.
 
 The global batch is always cut into this many shards of fixed shape; a replica computes its shards one after another.
 This is the idea of EasyScale (arXiv 2208.14228). docs/same-bits.md says what is equal, and what it costs.
