@@ -54,7 +54,7 @@ class Hooks:
         return False
 
     def progress(self, done: int, logs: dict[str, float]) -> None:
-        """Moves the bar to `done` steps of the epoch, evaluation or prediction."""
+        """Moves the progress bar to `done` steps of the epoch, evaluation or prediction."""
 
     def stop_requested(self, kind: str = "train") -> bool:
         """Returns True if a stop of `kind` is requested; equal on all workers."""

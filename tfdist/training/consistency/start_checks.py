@@ -1,4 +1,4 @@
-"""Checks before the first step: all workers have the same examples, as in the saved run, and the same state."""
+"""Checks before the first step: all workers have the same state and examples, which are those of the saved run."""
 
 import hashlib
 import json

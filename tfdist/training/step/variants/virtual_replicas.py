@@ -139,7 +139,7 @@ def open_virtual_replicas(config: config_lib.Config, num_replicas: int) -> Virtu
     if tf.config.threading.get_intra_op_parallelism_threads() != _THREADS:
         with contextlib.suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(_THREADS)
-    # These optimizations reassociate products with constants. Which products depends on the collectives in the graph.
+    # These optimizations reassociate products with constants; the collectives in the graph decide which products.
     tf.config.optimizer.set_experimental_options({"constant_folding": False, "arithmetic_optimization": False})
     return VirtualReplicas(config=config, total=total, count=total // num_replicas)
 
