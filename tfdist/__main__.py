@@ -52,7 +52,10 @@ TOOLS = {
         "tfdist.configs.laboratory.parallel_mistakes",
         "Show the effects of common mistakes in data-parallel training.",
     ),
-    "course": ("tfdist.configs.laboratory.course", "Run an exercise of a course; compare your answer with its page's."),
+    "course": (
+        "tfdist.configs.laboratory.course",
+        "Run an exercise of a course, and compare your answer with its page.",
+    ),
     "plot": ("tfdist.tools.pictures.plot", "Draw curves of runs, or scaling studies."),
     "all_reduce": (
         "tfdist.configs.laboratory.all_reduce",
@@ -72,7 +75,7 @@ TRAINING = {
     "launch": ("tfdist.launch.__main__", "Train with several workers on this machine: python -m tfdist.launch."),
 }
 _BEGIN = (
-    "  $ tfdist train digits             trains a small network on images that come with it",
+    "  $ tfdist train digits             trains a small network on images that come with tfdist",
     "  $ tfdist new mine --images=DIR    writes a config for your own data: images, or a table",
     "  $ tfdist run my_script.py         trains with your Keras script, unchanged",
 )

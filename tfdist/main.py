@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Parses the command line. First decides whether TensorFlow uses oneDNN: the config file may import TensorFlow."""
+    """Parses the command line. Chooses oneDNN or not before the config file runs, because it may import TensorFlow."""
     parser = tool_flags.Parser("python -m tfdist.main", __doc__)
     parser.add_run_flags()
     parser.usage = "python -m tfdist.main --config=FILE [flags]"

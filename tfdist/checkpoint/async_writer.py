@@ -101,7 +101,7 @@ class AsyncCheckpointer:
             if step in self._valid_steps or any(step == each.step for each in self._queue):
                 return
             if len(self._queue) > 1:
-                self._log(
+                self._queue_warning(
                     f"{self._directory} is slow: the checkpoint of step {self._queue[0].step} is still being written; "
                     f"skipped the checkpoint of step {self._queue.pop().step}. Training continues."
                 )
@@ -132,12 +132,12 @@ class AsyncCheckpointer:
         self._report()
         return idle
 
-    def _log(self, text: str) -> None:
+    def _queue_warning(self, text: str) -> None:
         with self._changed:
             self._texts.append(f"WARNING: {text}")
 
     def _warn_not_written(self, step: int, error: Exception) -> None:
-        self._log(
+        self._queue_warning(
             f"the checkpoint of step {step} could not be written to {self._directory}: {files.describe_error(error)}. "
             "Training continues; the previous checkpoint is untouched."
         )
@@ -178,7 +178,7 @@ class AsyncCheckpointer:
                 files.write_json(str(self._directory / directory_lib.BEST), best)
             self._remove_old(step, state)
         except Exception as error:
-            self._log(f"after the save of step {step}: {type(error).__name__}: {error}. Training continues.")
+            self._queue_warning(f"after the save of step {step}: {type(error).__name__}: {error}. Training continues.")
 
     def _remove_old(self, newest: int, state: Mapping[str, Any]) -> None:
         """Removes checkpoints before `newest` that are no longer kept; `state`: that of `newest`."""
@@ -195,7 +195,7 @@ class AsyncCheckpointer:
                 os.replace(path, removing)
                 _remove(removing)
             except OSError as error:
-                self._log(
+                self._queue_warning(
                     f"the checkpoint of step {step} is no longer kept, and could not be removed from "
                     f"{self._directory}: {files.describe_error(error)}. Remove it by hand. Training continues."
                 )

@@ -24,7 +24,7 @@ _running: list[tuple[str, str]] = []
 
 @contextlib.contextmanager
 def on_one_worker(what: str, advice: str) -> Iterator[None]:
-    """Marks a block that runs on this worker only: in it, `check` raises an error. `what` names it in the message."""
+    """Marks a block, `what` in messages, that runs on this worker only: in it, `require_all_workers` raises."""
     _running.append((what, advice))
     try:
         yield

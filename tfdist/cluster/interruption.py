@@ -217,6 +217,6 @@ def block_signals() -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """Ignores stop signals from now on: the run is done, and Python's shutdown restores the default handlers."""
+    """Ignores stop signals from now on: the run is done, and Python's shutdown would restore the default handlers."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)

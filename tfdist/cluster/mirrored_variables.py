@@ -36,7 +36,7 @@ def _scatter(function: Callable[..., tf.Tensor]) -> Callable[..., Any]:
 
 
 def _part(variable: tf.Variable, key: Any) -> tf.Tensor:
-    """Returns `variable[key]` with its method `assign`."""
+    """Returns `variable[key]`, a tensor to which a method `assign` is added."""
     part = tf.convert_to_tensor(variable)[key]
     part.assign = functools.partial(_assign_part, variable, key)
     return part

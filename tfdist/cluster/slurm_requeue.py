@@ -14,8 +14,8 @@ from tfdist.cluster.discovery import slurm_job
 
 # Time limit in seconds of scontrol, and of reading the workdir.
 _ANSWER_SECONDS = 60.0
-# If a stop signal comes less than this many seconds before the job's end, the job's time is over. The signal of
-# launch/slurm.sbatch comes 120 s before the end.
+# If the job ends within this many seconds, a stop request is due to the job's time limit, and the message says so. The
+# signal of launch/slurm.sbatch comes 120 s before the end.
 _NEAR_SECONDS = 600.0
 # How many workers after the chief may requeue in its place, and the seconds that each waits per worker before it.
 _SUBSTITUTES, _TURN_SECONDS = 7, 2.0

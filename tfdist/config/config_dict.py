@@ -29,7 +29,7 @@ def from_saved(saved: dict[str, Any]) -> schema.Config:
     """Returns the config whose fields are those of config.json; a field that an earlier release lacked has its default.
 
     Raises:
-        ValueError: a removed field has affected the weights of the run. Other removed fields are ignored.
+        ValueError: a removed field affected the weights of the run, or an unknown one may have. Others are ignored.
     """
     return _section(schema.Config, {"model": {}} | saved, "config", saved=True)
 

@@ -15,7 +15,7 @@ _WIDTH = 100
 
 
 def text(path: str, config: schema.Config) -> str:
-    """Returns the fields of the config in the file `path`."""
+    """Returns the help text of all fields of `config`, which was read from the file `path`."""
     lines = [f"fields of {path}, with their values:", *_section(config, ""), "", "none means None."]
     return "\n".join(lines)
 

@@ -65,9 +65,9 @@ for _section in filter(dataclasses.is_dataclass, vars(schema).values()):
 
 
 def load(path: str, fields: Sequence[str] = ()) -> schema.Config:
-    """Returns the config of `path`, the value of --config, in which `fields` such as "--config.seed=1" are overridden.
+    """Returns the config of `path`, the value of --config, with the overrides `fields`, such as "--config.seed=1".
 
-    Exits with a sentence if the file fails, or a field or its value is wrong.
+    Exits with a message if the file fails, or a field or its value is wrong.
     """
     # A config may name a module in its directory, from whichever directory the command is started.
     sys.path += [each for each in saved_run.import_folders(path.partition(":")[0]) if each not in sys.path]
@@ -81,10 +81,11 @@ def load(path: str, fields: Sequence[str] = ()) -> schema.Config:
     except flags.Error as error:
         sys.exit(str(error).removeprefix("flag "))
     except KeyError as error:
-        sys.exit(f"--config: {error.args[0]}. A dict on the command line replaces all items: write this one into it.")
+        advice = "A dict on the command line replaces all items of its field: write this item into the dict."
+        sys.exit(f"--config: {error.args[0]}. {advice}")
     for holder, field in places:
         may_be = typing.get_args(typing.get_type_hints(type(holder)).get(field))
-        if types.NoneType in may_be and getattr(holder, field) in _NONE:  # A string: its parser does not know None.
+        if types.NoneType in may_be and getattr(holder, field) in _NONE:  # The parser of strings does not know None.
             setattr(holder, field, None)
     return config
 
@@ -137,9 +138,9 @@ def _explain(error: Exception) -> str:
 
 
 def _find(config: schema.Config, name: str, path: str) -> tuple[Any, str]:
-    """Returns the section or dict of a field, and its last name; adds an argument to a spec that lacks it.
+    """Returns the section or dict of a field, and the last part of its name; adds an argument that a spec lacks.
 
-    Exits with a sentence if there is no such field.
+    Exits with a message if there is no such field.
     """
     holder: Any = config
     parts = name.split(".")
@@ -164,7 +165,7 @@ def _find(config: schema.Config, name: str, path: str) -> tuple[Any, str]:
 
 
 def field_meant(word: str) -> str:
-    """Returns the field of a config that is called `word`, or nearly so, without its section; "" if there is none."""
+    """Returns the dotted name of the config field whose last part is `word` or close to it; "" if there is none."""
     lasts: dict[str, str] = {}
     for name, _ in diff.flatten(schema.Config(model={})):
         lasts.setdefault(name.rpartition(".")[2], name)

@@ -29,10 +29,10 @@ def _present(owner: Any, name: str) -> Any:
 
 
 def _restore(owner: Any, name: str, before: Any, put: Any = _ABSENT) -> None:
-    """Sets an attribute to `before`, or removes it, unless it is not `put` any more. Does not call a layer's setter.
+    """Restores the value `before` of an attribute, or removes it; with `put`, only if that is still its value.
 
-    For a module it calls `setattr`: a lazy module of TensorFlow also sets the attribute of the module that it stands
-    for.
+    Does not call a layer's setter. For a module it calls `setattr`: a lazy module of TensorFlow also sets the attribute
+    of the module that it stands for.
     """
     now = _present(owner, name)
     if now is before or (put is not _ABSENT and now is not put):
@@ -77,7 +77,7 @@ def set_in_block(holder: Any, **values: Any) -> Iterator[None]:
 
 
 def replace_until_end(owner: Any, name: str, value: Any) -> None:
-    """Sets an attribute of an object or class until the innermost block of `restore_attributes` ends, or for good."""
+    """Sets an attribute of an object or class until the innermost `restore_attributes` block ends, if there is one."""
     if _blocks:
         _blocks[-1].callback(_restore, owner, name, _present(owner, name), value)
     setattr(owner, name, value)

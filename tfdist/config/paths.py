@@ -16,7 +16,7 @@ def local(path: str | os.PathLike[str], name: str) -> Path:
     """Returns a path with `~` and variables of the environment expanded.
 
     Args:
-        name: of the argument, for messages.
+        name: the name of the argument, for messages.
 
     Raises:
         ValueError: it is an address.

@@ -14,9 +14,10 @@ INSTEAD = {
     "config.checkpoint.export_preprocessing": "make keras.layers.Rescaling the first layer of the model, and set "
     "config.data.prepare to {'target': 'tfdist.zoo.prepare:image_bytes'}, which leaves bytes.",
     "config.checkpoint.keep_every": "set checkpoint.keep to the number of checkpoints to keep.",
-    "config.data.auto_shard": "TensorFlow divides the batches of the textbook pipeline by its policy DATA; a "
-    "tf.data.Dataset of files trains by tfdist.fit in a script (docs/from-fit.md).",
-    "config.report.verbose": "metrics.jsonl and TensorBoard have the learning rate, and the times of each worker.",
+    "config.data.auto_shard": "TensorFlow divides the batches of the textbook pipeline by its policy DATA; to train on "
+    "a tf.data.Dataset of files, call tfdist.fit in a script (docs/from-fit.md).",
+    "config.report.verbose": "metrics.jsonl has the learning rate and the times of each worker; TensorBoard has the "
+    "learning rate.",
     "config.report.graph": _KERAS_TENSORBOARD,
     "config.report.histograms": _KERAS_TENSORBOARD,
     "config.report.notify": "`tfdist runs` says how runs have ended, and so does the exit code of a run; Slurm sends "
@@ -29,11 +30,11 @@ INSTEAD = {
     "config.consistency.action": _RUN_ENDS,
     "config.consistency.limit": _RUN_ENDS,
     "config.train.shard_optimizer": "use train.micro_batches, or an optimizer with fewer slots; for a model that does "
-    "not fit one GPU, FSDP.",
+    "not fit on one GPU, use FSDP in PyTorch.",
     "config.train.asynchronous": "tfdist asynchronous trains with parameter servers (docs/consistency.md).",
-    "config.train.local_steps": "train by tfdist local_sgd --local_steps=4, a lesson (docs/consistency.md).",
+    "config.train.local_steps": "run tfdist local_sgd --local_steps=4, a lesson (docs/consistency.md).",
     "config.train.recompute_mb": "name layers in train.recompute, or make them in a keras.RematScope.",
-    "config.cluster.pause_epochs": "SIGTERM stops and saves a run, and the same command goes on.",
+    "config.cluster.pause_epochs": "SIGTERM stops and saves a run, and the same command resumes it.",
     "config.cluster.keep_freed_memory": "set MALLOC_MMAP_MAX_=0, MALLOC_TRIM_THRESHOLD_=-1 and MALLOC_ARENA_MAX=1 in "
     "the environment (docs/speed.md).",
     "tfdist.tools.many_runs.trackers": "name the library's own callback, such as mlflow.keras:MlflowCallback "
@@ -41,11 +42,12 @@ INSTEAD = {
     "tfdist.zoo.models:resnet9": "use tfdist.configs.networks.airbench:network, which learns CIFAR-10 in fewer epochs.",
     "tfdist.zoo.optimizers": "lookahead_sgd and muon are in tfdist.configs.networks.optimizers.",
     "tfdist.zoo.sources:cifar": _MOVED.format("tfdist.configs.networks.cifar:cifar"),
-    "tfdist.zoo.sources:idx": "keras.datasets and tensorflow-datasets have such data: see npz and tfds.",
+    "tfdist.zoo.sources:idx": "keras.datasets and tensorflow-datasets have such data: use tfdist.zoo.sources:npz or "
+    "tfdist.zoo.sources:tfds.",
     "tfdist.zoo.sources:imagenet": _MOVED.format("tfdist.configs.networks.imagenet:imagenet"),
     "tfdist.zoo.sources:line": _MOVED.format("tfdist.configs.networks.classic:points"),
     "tfdist.zoo.sources:text": _MOVED.format("tfdist.configs.networks.char_gpt:text"),
-    "tfdist.zoo.sources:prepared": "name the source of the images; to scale them once: docs/your-data.md.",
+    "tfdist.zoo.sources:prepared": "name the source of the images; to scale them once, see docs/your-data.md.",
     "tfdist.zoo.schedules:exponential": _MOVED.format("tfdist.zoo.schedules:range_test"),
 }
 # Removed fields that affected the training -> the values with which a run trained as it does now.

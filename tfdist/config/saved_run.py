@@ -1,4 +1,4 @@
-"""The workdir of a run in the place of its config: `tfdist train runs/digits`. Imports no TensorFlow."""
+"""A run's workdir in place of a config: `tfdist train runs/digits`. Imports no TensorFlow."""
 
 import json
 import os

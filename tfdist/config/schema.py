@@ -106,8 +106,8 @@ class Train:
     xla: bool | None = None
     """Compile the forward and backward pass with XLA. Not supported with synchronised normalisation; usually slower on
     CPUs.
-    None: true if the replicas are GPUs, all layers of the model support it and TF_DETERMINISTIC_OPS is not set
-    (docs/gpu.md)."""
+    None: true if the replicas are GPUs, the layers of the model and the other options support it, and
+    TF_DETERMINISTIC_OPS is not set (docs/gpu.md)."""
     micro_batches: int = 1
     """Gradient accumulation: each replica processes its per-replica batch in this many micro-batches, one after
     another, with one all-reduce and one update at the end. Needs less memory; the update is the same, except for
@@ -194,7 +194,7 @@ class Report:
     """Write a hash of the state to metrics.jsonl at each comparison of the replicas; "reports": also at each report."""
     step_times: bool | None = None
     """Time each step: the fractions of time that each worker waits for input, computes and communicates. None: on CPUs
-    only, because timing makes a GPU finish each step before the next one starts."""
+    only, because timing makes a GPU finish each step before the next one starts; not with TF_DETERMINISTIC_OPS."""
     tensorboard: bool = True
     """Write scalars to workdir/tensorboard."""
     profile: list[int] | None = None
@@ -216,13 +216,13 @@ class ClusterOptions:
     heartbeat_seconds: float = 10.0
     """Seconds without a heartbeat after which a worker is considered lost."""
     stall_seconds: float | None = 600.0
-    """Maximum seconds for an execution, except the first one, or for writing a file of the workdir; after that the run
-    exits. None: no limit."""
+    """Maximum seconds for an execution, except the first one, or for reading or writing a file of the workdir; after
+    that the run exits. None: no limit."""
     first_stall_seconds: float | None = 3600.0
     """Limit for the first execution, which compiles, in seconds since the first collective. None: no limit."""
     time_limit_seconds: float | None = None
-    """Time limit of a process in seconds: before it, the process saves a checkpoint and exits. None: the job's time
-    limit in Slurm if there is one, else no limit."""
+    """Time limit of a process in seconds: shortly before it, or before the end of the Slurm job if that is sooner, the
+    process saves a checkpoint and exits. None: only the end of the Slurm job counts."""
     requeue: bool = False
     """Requeue the Slurm job after a time limit or the loss of a worker (docs/slurm.md)."""
     gpus: Any = None
@@ -258,7 +258,7 @@ class Config:
     checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)
     callbacks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """Keras callbacks, one spec each: [{"target": "keras.callbacks:EarlyStopping", "monitor": "val_loss"}]. Their logs
-    contain the objective's values, and those of the evaluation as val_NAME. MLflow's and W&B's: docs/many-runs.md."""
+    contain the objective's values, and those of the evaluation as val_NAME. MLflow and W&B: see docs/many-runs.md."""
     report: Report = dataclasses.field(default_factory=Report)
     cluster: ClusterOptions = dataclasses.field(default_factory=ClusterOptions)
     seed: int = 0

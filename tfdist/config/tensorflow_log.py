@@ -16,6 +16,6 @@ def hide(environment: MutableMapping[str, str]) -> bool:
 
 @functools.cache
 def announce() -> None:
-    """Says once, on a terminal, that TensorFlow starts, which takes some seconds without any other line."""
+    """Prints once, on a terminal, that TensorFlow is starting: its import takes some seconds and prints nothing."""
     if sys.stderr is not None and sys.stderr.isatty():
         print("tfdist: TensorFlow is starting, which takes some seconds", file=sys.stderr, flush=True)

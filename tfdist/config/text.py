@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 def closest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
-    """Returns the candidate that is most like `word`; "" if none has a ratio of `difflib` of at least `cutoff`."""
+    """Returns the candidate that is most like `word`; "" if no `difflib` ratio reaches `cutoff`."""
     return next(iter(difflib.get_close_matches(word, list(candidates), n=1, cutoff=cutoff)), "")
 
 

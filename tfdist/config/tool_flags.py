@@ -25,7 +25,7 @@ _FIELD = re.compile(r"--?(no)?config\.[\w.\[\]-]+")
 
 
 class Parser(argparse.ArgumentParser):
-    """The flags of a command; a mistake ends the process with one sentence and exit code 1.
+    """The flags of a command; a mistake ends the process with a message and exit code 1.
 
     With `add_config`, `args` has: `config`, a `schema.Config`; `config_file`, the value of --config; `config_name`, the
     name of its runs; `config_words`, the arguments for a child process. If no config is given: None, "", "", [].
@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--workdir", metavar="DIR", type=path, help=f"{meaning} Default: {default}{named}.")
 
     def add_run_flags(self) -> None:
-        """Adds the config, and the flags of all commands that train it."""
+        """Adds the config, and the flags of the commands that train or evaluate it."""
         self.add_config()
         self.add_workdir("runs/NAME", "Directory of the run (config, metrics, checkpoints).")
         meaning = "Train, or evaluate a checkpoint of the workdir. Default: train."
@@ -157,10 +157,10 @@ class Parser(argparse.ArgumentParser):
         sys.exit(0)
 
     def refuse(self, unknown: Sequence[str], more: str = "--help lists all flags") -> NoReturn:
-        """Exits with a sentence about words that are not flags of the command."""
+        """Exits with a message about words that are not flags of the command."""
         word = next((each for each in unknown if each.startswith("-")), "")
         if not word:
-            self.error(f"{unknown[0]!r} is one word too many. Flags begin with --")
+            self.error(f"unexpected argument {unknown[0]!r}. Flags begin with --")
         name, equals, value = word.lstrip("-").partition("=")
         names = self.names()
         first, dot, rest = name.partition(".")
@@ -206,7 +206,7 @@ def config_named(word: str) -> str:
 
 
 def at_least(low: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
-    """Returns the type of a flag: a whole number, or a finite one of `kind` float, that is at least `low`."""
+    """Returns the type of a flag: a whole number, or with `kind` float any finite number, of at least `low`."""
 
     def parse(word: str) -> float:
         try:
@@ -222,7 +222,7 @@ def at_least(low: float, kind: type[int] | type[float] = int) -> Callable[[str],
 
 
 def path(word: str) -> Path:
-    """The type of a flag: a path, with `~` expanded; no address such as gs://bucket."""
+    """The type of a flag: a path, with `~` expanded; an address such as gs://bucket is an error."""
     if paths.is_address(word):
         raise argparse.ArgumentTypeError(f"{word!r} {paths.ADVICE}")
     return Path(word).expanduser()

@@ -26,8 +26,8 @@ def _libraries() -> tuple[str, ...]:
     """Returns the folders of Python, tfdist and all packages, including those outside of Python's own folders.
 
     Such folders come from `pip install --target` or from the environment modules of clusters, and are in PYTHONPATH.
-    They are known by the records that pip leaves there. The folder of the script and the current one are the user's in
-    any case.
+    They are recognised by the records that pip leaves there. The folder of the script and the current one are the
+    user's in any case.
     """
     found = {
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -57,9 +57,9 @@ def explain(error: BaseException, function: str = "", batch: Mapping[str, Any] |
     where = " failed at ".join(part for part in (function, found) if part) if found else f"{function} failed"
     text = message(error)
     parts = [f"{where}: {type(error).__name__}: {text}" + ("" if text.endswith((".", "?")) else ".")]
-    if "URL fetch failure" in text:  # Of Keras, for weights and datasets.
+    if "URL fetch failure" in text:  # Keras' message for weights and datasets.
         parts.append("Without internet: run the command once where there is internet, such as on a login node.")
-    if "learning rate is not settable" in text:  # Of Keras, for an optimizer with a schedule.
+    if "learning rate is not settable" in text:  # Keras' message for an optimizer with a schedule.
         parts.append(f"In a config, learning_rate.schedule must be {schema.SETTABLE_SCHEDULE}.")
     if batch is not None:
         columns = [f"{name} {getattr(one.dtype, 'name', one.dtype)} {one.shape}" for name, one in batch.items()]

@@ -55,7 +55,7 @@ def convert_prepare(prepare: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_batches(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Returns `function`, converted; it raises ValueError if its batch lacks a row for each row of its last argument.
+    """Returns `function`, converted; it raises ValueError unless its batch has as many rows as its last argument.
 
     The batch gets a static number of rows, which `tf.numpy_function` loses. Functions of tfdist are unchanged.
     """

@@ -1,9 +1,9 @@
 """Cached examples: read once, then kept in host memory, or in files on a local disk of each host.
 
-On disk, a cached split is one NumPy file of structured rows, whose name contains a hash of source, config and length.
-It is written under a temporary name and renamed when complete. A file lock lets two jobs or two workers on a host write
-it once; the kernel releases the lock when its holder dies, and the next process writes the incomplete file again. All
-files are in a directory that only this user can write.
+On disk, a cached split is one NumPy file of structured rows. Its name is a hash of the source and its files, the split
+and its length. It is written under a temporary name and renamed when complete. A file lock ensures that two jobs or two
+workers on a host write it only once; the kernel releases the lock when its holder dies, and the next process writes the
+incomplete file again. All files are in a directory that only this user can write.
 """
 
 import fcntl
@@ -85,7 +85,7 @@ class CachedSource:
         """Writes the split if it is not complete on disk; returns its file. Several processes may call it at once.
 
         Raises:
-            ValueError: examples differ in shape, or are no numbers; names the feature.
+            ValueError: examples differ in shape, or are not numbers; names the feature.
             OSError: the directory cannot be written, is full, or belongs to another user; names it.
         """
         # Other users can neither read nor write it: files of theirs could hold any examples.
@@ -138,7 +138,7 @@ class InMemoryArrays:
         return {key: tf.gather(tensor, ids) for key, tensor in self._tensors.items()}
 
     def part(self, rows: range) -> "InMemoryArrays":
-        """Moves these rows to new arrays, before anything is loaded: `self` is empty then."""
+        """Moves these rows to new arrays, before anything is loaded: `self` is empty afterwards."""
         load, self._load = self._load, None
         return InMemoryArrays(load, self._rows[rows.start : rows.stop : rows.step])
 

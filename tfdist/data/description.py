@@ -1,4 +1,4 @@
-"""Checks batches, and describes the output of `config.data.prepare`, for the log and in the workdir."""
+"""Checks batches, and describes the output of `config.data.prepare` for the log and the workdir."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -79,7 +79,7 @@ def _report(message: str, *, refuse: bool = False, doubtful: bool = False) -> No
     """Raises ValueError if a resumed run or a config's workers would differ, or if `refuse`; otherwise warns once.
 
     Args:
-        doubtful: a resumed run need not differ: that the run is saved is then no reason for an error.
+        doubtful: whether a resumed run may also be the same, so that saving the run alone is no reason for an error.
     """
     if refuse or (_run.saved and not doubtful) or (_run.several_workers and not _run.is_script):
         raise ValueError(message)
@@ -101,7 +101,7 @@ def around(
     Args:
         name: for messages, such as "config.data.prepare".
         known: called after the trace; returns id of a variable's handle -> True if the function may write the variable,
-            False if only callbacks may. None: the function that calls it checks the graph.
+            False if only callbacks may. None: another guard, around the calling function, checks the graph.
         in_input: whether a `tf.data.Dataset` calls it, which reads batches ahead.
         draws: whether to check for random numbers that it draws in Python.
     """

@@ -39,7 +39,7 @@ def make_feed(
     """Makes the input of one worker: random access to the examples of its replicas, or global batches (textbook)."""
     options, notes = config.data, ()
     train, evaluation = inputs.train_source, inputs.evaluation_source
-    batches = (sizes.global_batch, sizes.evaluation_batch)
+    batch_sizes = (sizes.global_batch, sizes.evaluation_batch)
     divided = options.shards != "batch" and cluster.num_workers > 1
     if divided:
         from tfdist.data.fixed_shards import divide
@@ -50,7 +50,7 @@ def make_feed(
         notes = (_note(cluster.num_workers, options.shards),)
         # The replicas of a worker share batches that no other worker reads.
         shard = dataclasses.replace(shard, first_replica=0, num_replicas=shard.local_replicas)
-        batches = tuple(size // cluster.num_workers for size in batches)
+        batch_sizes = tuple(size // cluster.num_workers for size in batch_sizes)
     train_source = train
     searched = {options.train_split: train, options.evaluation_split: evaluation}
     train = cache.add_cache(options, train, options.train_split)
@@ -62,7 +62,7 @@ def make_feed(
         training = textbook.training(train, inputs.prepare, options, seed=config.seed)
         pipeline_fields = textbook.fields(training, shard, cluster)
     else:
-        ordering = {"seed": config.seed, "global_batch": batches[0], "shuffle": options.shuffle}
+        ordering = {"seed": config.seed, "global_batch": batch_sizes[0], "shuffle": options.shuffle}
         training = stream.training(train, inputs.prepare, shard, **ordering)
         pipeline_fields = {
             "spec": description.element_spec(training(0, 1)),
@@ -73,7 +73,7 @@ def make_feed(
         }
     described = inputs.prepared_spec(pipeline_fields["spec"])
     evaluate = functools.partial(
-        stream.evaluation, evaluation, inputs.prepare, shard, global_batch=batches[1], seed=config.seed
+        stream.evaluation, evaluation, inputs.prepare, shard, global_batch=batch_sizes[1], seed=config.seed
     )
 
     def verify() -> None:

@@ -6,7 +6,7 @@
     read_back.py              reads the files of a run, for tools
     ledger.py                 starts.jsonl: how long each start takes, and how it ends
     run_info.py               config.json and environment.json
-    files.py                  atomic replacement and appending, used for every file in a workdir
+    files.py                  atomic replacement and appending, for the files of a workdir
 
 Imports no TensorFlow.
 """

@@ -17,7 +17,7 @@ from tfdist import report
 from tfdist.report import files
 
 STARTS = "starts.jsonl"
-# Bytes of a line, padded with spaces, and of the text of an end, which JSON may write with six times as many.
+# Bytes of a line, padded with spaces, and of the text in it, each of which JSON may write with six bytes.
 _LINE_BYTES, _TEXT_BYTES = 1536, 200
 # Whether this process has opened a ledger: a script may open several.
 _opened = False
@@ -40,7 +40,7 @@ class Ledger:
     ending: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def note_end(self, end: str, text: str = "") -> bool:
-        """Writes how the start ends, and the last line of the error; returns False if an end was written before."""
+        """Writes how the start ends, and the error's message; returns False if an end was written before."""
         first = self.ending.acquire(blocking=False)
         if first:
             self.write(end, text)

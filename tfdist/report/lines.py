@@ -64,7 +64,7 @@ def number(value: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Formats a rate per second: `12,346`, `3.24`."""
+    """Formats seconds, or a rate per second: `12,346`, `3.24`."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -1,6 +1,6 @@
-"""What other packages may use of training: a run, the loop, the parts of a step, and functions that adapt a model.
+"""What the package for scripts may use of training: a run, the loop, parts of a step, functions that adapt a model.
 
-Nothing else imports this module: inside the package, modules import each other.
+Nothing else imports this module: other packages, and modules of this one, import the modules that they need.
 """
 
 from tfdist.training.consistency.comparison import Comparison, ReplicaMismatchError

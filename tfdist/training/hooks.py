@@ -39,7 +39,7 @@ class Hooks:
         return kind in self.batch_interval and ((step + 1) % self.batch_interval[kind] == 0 or step + 1 == steps)
 
     def after_steps(self, kind: str, step: int, steps: int, logs: Callable[[], dict[str, Any]]) -> None:
-        """Calls the end hook of a batch, if it is due after `step` of `steps`, and moves the bar; both get `logs()`.
+        """Calls the end hook of a batch, if due after `step` of `steps`, and moves the progress bar; both get `logs()`.
 
         As in Keras, the hook's index is the last step of the interval, even if that is cut short.
         """
@@ -54,7 +54,7 @@ class Hooks:
         return False
 
     def progress(self, done: int, logs: dict[str, float]) -> None:
-        """Moves the bar to `done` steps of the epoch, evaluation or prediction."""
+        """Moves the progress bar to `done` steps of the epoch, evaluation or prediction."""
 
     def stop_requested(self, kind: str = "train") -> bool:
         """Returns True if a stop of `kind` is requested; equal on all workers."""

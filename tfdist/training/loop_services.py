@@ -21,9 +21,8 @@ class LoopServices:
 
     run: Run
     report: Reporter
-    # None except on the chief.
+    # These two are None except on the chief of a run with a workdir.
     checkpointer: AsyncCheckpointer | None
-    # None except on the chief of a run with a workdir.
     lock: WorkdirLock | None
     train_runner: StepRunner
     evaluation_runner: StepRunner

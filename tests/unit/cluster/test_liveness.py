@@ -81,7 +81,7 @@ def test_limits_of_a_stall():
     with monitor.in_collective("a broadcast"), monitor.in_collective("an exchange of values"):
         since = monitor.collective[1]
         assert (stalls(monitor, since + 3599.0), stalls(monitor, since + 3601.0)) == (False, True)
-        monitor.started = True  # Later, a worker may wait for the chief's callbacks for any time.
+        monitor.has_executed = True  # Later, a worker may wait for the chief's callbacks for any time.
         assert not stalls(monitor, since + 3601.0)
     monitor.last_execution = 1000.0
     assert (stalls(monitor, 1600.0), stalls(monitor, 1601.0)) == (False, True)

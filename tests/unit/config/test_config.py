@@ -303,7 +303,7 @@ def test_a_wrong_override_is_refused_with_its_field(command_line, argument, mess
         (["bse.py"], "/bse.py. Did you mean --config=base.py?"),
         (["base.py", "--config.data.prepare={'target': 'a:b'}", "--config.data.prepare.new=3"], "data.prepare.new"),
         (["--config", "nowhere.py"], "--config=nowhere.py: there is no file /"),
-        (["base.py", "eval"], "'eval' is one word too many."),
+        (["base.py", "eval"], "unexpected argument 'eval'"),
         (["--config=other.py"], "get_config() must return a tfdist.config.Config or a ConfigDict. Received: dict"),
         (["--config=wrong_section.py"], "config.data has no field 'batchsize'. Did you mean 'batch_size'?"),
         (["--config=wrong_field.py"], "config has no field 'sed'. Did you mean 'seed'?"),

@@ -72,7 +72,7 @@ class HeartbeatMonitor:
     step: int = 0
     last_execution: float | None = None
     # True once an execution has ended.
-    started: bool = False
+    has_executed: bool = False
     # Purpose and start time of the collective that this worker is in; None: it is in none.
     collective: tuple[str, float] | None = None
     # Number of nested blocks of `pause_timers` on this worker, and the last time at which any worker was in one.
@@ -98,7 +98,7 @@ class HeartbeatMonitor:
 
     def note_progress(self, step: int) -> None:
         """Notes that an execution has ended after `step` completed steps."""
-        self.step, self.last_execution, self.started = step, time.monotonic(), True
+        self.step, self.last_execution, self.has_executed = step, time.monotonic(), True
 
     def stop_timer(self) -> None:
         """Stops the stall timer until the next execution ends."""
@@ -233,9 +233,9 @@ def _report_progress(monitor: HeartbeatMonitor, last: float, now: float) -> None
 def describe_stall(monitor: HeartbeatMonitor, now: float) -> str:
     """Returns a message if an execution of this worker, or its wait for a file, takes too long; "" otherwise.
 
-    The timer starts at the end of the previous execution; before the first one, at the first collective. Time in which
-    any worker is in a block of `pause_timers` does not count. For a single worker, time outside of collectives does not
-    count either: no other worker waits for it, and it may be in a notebook or a debugger.
+    The timer of an execution starts at the end of the previous one; before the first one, at the first collective. Time
+    in which any worker is in a block of `pause_timers` does not count. For a single worker, time outside of collectives
+    does not count either: no other worker waits for it, and it may be in a notebook or a debugger.
     """
     options, name = monitor.options, worker_name(monitor, monitor.rank)
     if (waits := monitor.waits_for_file()) is not None:
@@ -251,7 +251,7 @@ def describe_stall(monitor: HeartbeatMonitor, now: float) -> str:
         seconds = now - max(last, monitor.last_pause)
         if seconds > options.stall_seconds:
             return f"{name} has not completed a step for {seconds:.1f} s (last step: {monitor.step})"
-    elif collective is not None and not monitor.started and options.first_stall_seconds:
+    elif collective is not None and not monitor.has_executed and options.first_stall_seconds:
         seconds = now - max(collective[1], monitor.last_pause)
         if seconds > options.first_stall_seconds:
             for_all = "for all workers " if len(monitor.members) > 1 else ""

@@ -61,7 +61,7 @@ class Peers:
     # Time limits: between two heartbeats; for the first heartbeat, and for TensorFlow's start.
     heartbeat_seconds: float
     connect_seconds: float
-    # Sends a message to this worker; see `heartbeat_monitor.receive`.
+    # Sends a message to this worker; see `HeartbeatMonitor.receive`.
     tell: Callable[[dict[str, Any]], None]
     # Whether this worker is suspended (SIGSTOP).
     is_stopped: Callable[[], bool] = lambda: False
@@ -274,8 +274,9 @@ class Peers:
             return ""
         names = ", ".join(self.name(rank) for rank in sorted(self.finished))
         purpose, seconds = waits[rank]
+        have = "has" if len(self.finished) == 1 else "have"
         return (
-            f"{names} has finished, but {self.name(rank)} has waited for all workers for {seconds:.1f} s, in "
+            f"{names} {have} finished, but {self.name(rank)} has waited for all workers for {seconds:.1f} s, in "
             f"{purpose}: every worker must call the same functions of tfdist"
         )
 

@@ -9,11 +9,11 @@ def choose_gpus(spec: WorkerSpec, num_listed: int, wanted: int | Sequence[int] |
     """Chooses this worker's GPUs, as indices into the `num_listed` GPUs that TensorFlow lists in this process.
 
     Args:
-        wanted: `config.cluster.gpus`. None: this worker's whole share; an int n: the first n of it; a list: those at
-            these indices of the share, in this order.
+        wanted: `config.cluster.gpus`. None: all GPUs of this worker; an int n: the first n of them; a list: those
+            at these indices among them, in this order.
 
     Raises:
-        ValueError: there are fewer GPUs than tasks that share them, or the share has fewer GPUs than `wanted`.
+        ValueError: there are fewer GPUs than tasks that share them, or this worker has fewer GPUs than `wanted`.
     """
     share = num_listed // spec.gpu_sharers
     if num_listed and not share:

@@ -32,7 +32,7 @@ def ranges(numbers: Iterable[int], separator: str = ", ") -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Splits `host:port` or `[IPv6]:port`; raises ValueError if it is no address."""
+    """Splits `host:port` or `[IPv6]:port`; raises ValueError if it is not an address."""
     host, _, port = address.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not host or not port.isdecimal() or not 0 < int(port) < 65536 or (":" in host and not address.startswith("[")):

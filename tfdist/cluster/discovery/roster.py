@@ -20,7 +20,7 @@ class Roster:
     communication: str = ""
     # Warnings about the environment, such as a forgotten srun.
     notes: tuple[str, ...] = ()
-    # Notes that only a verbose log shows.
+    # Notes for metrics.jsonl and environment.json; the console of a run leaves them out.
     details: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Broadcasts bytes and variables of the chief, as sums to which the others add zeros: every topology supports sums.
+"""Broadcasts bytes and variables of the chief, as sums to which the others add zeros: every strategy supports sums.
 
 Variables start with the chief's values. All variables of a scope are compared together at its end; with equal seeds,
 only their hashes are sent. TensorFlow broadcasts each initial value separately: 449 broadcasts for ResNet50V2 with

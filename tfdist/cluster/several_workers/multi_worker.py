@@ -53,7 +53,7 @@ def start(
         ports |= of_ring
     key = keys.load(spec.job, os.environ)
     members = _rendezvous(planned, must_match, workdir, ports, stop, key)
-    # Before the devices are listed, during which a worker may die.
+    # Before the devices are listed: a worker may die in that time.
     monitor = watchdog.start(rank=spec.rank, members=members, listener=listener, options=options, key=key)
     planning.configure_devices(planned)
     details = _add_second_thread(planned, members)

@@ -1,7 +1,7 @@
 """The all-reduce of CPU workers: a ring over TCP, which sends and receives large arrays in place.
 
 TensorFlow's ring over gRPC copies each number into a message, a string, another message, and to its place. This ring
-needs 0.4 of its time for a sum of 94 MB over two workers (docs/speed.md).
+takes 0.4 times as long for a sum of 94 MB over two workers (docs/speed.md).
 
 The algorithm is the ring of Patarasuk and Yuan (2009, doi:10.1016/j.jpdc.2008.09.002): a pack is cut into one chunk per
 worker. Every worker sends to the next worker and receives from the previous one. In the first half of the hops, each

@@ -1,4 +1,4 @@
-"""Checks before the first step: all workers have the same examples, as in the saved run, and the same state."""
+"""Checks before the first step: all workers have the same state and examples, which are those of the saved run."""
 
 import hashlib
 import json
@@ -73,7 +73,7 @@ def check_start(cluster: Cluster, data: Mapping[str, int], state: Mapping[str, A
     if not (found == found[0]).all():
         lines, differing = mismatch.describe_mismatch(names, found, mismatch.worker_names(cluster))
         raise ReplicaMismatchError(
-            "\n  ".join(["The workers do not start with the same data and state:", *lines])
+            "\n  ".join(["The workers differ in their data or training state:", *lines])
             + f"\n{differing}. {EXAMPLES} examples of each split were compared. Give all workers the same files."
         )
 

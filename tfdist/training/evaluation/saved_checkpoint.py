@@ -16,11 +16,11 @@ from tfdist.training.state import TrainingState
 
 
 def evaluate_only(run: Run, which: str) -> int:
-    """Evaluates the checkpoint `which`, "newest", "best" or a step, and changes nothing; returns the exit code.
+    """Evaluates a checkpoint and changes nothing; returns the exit code. `which`: "newest", "best" or a step.
 
     Raises:
-        ValueError: there is no such checkpoint, or it is damaged, or the config names no evaluation split; or see
-            `example_search.explain_errors`.
+        ValueError: there is no such checkpoint, it is damaged, the config names no evaluation split, or the data cannot
+            be used (`example_search.explain_errors`).
     """
     if run.feed.evaluation is None:
         raise ValueError("--mode=eval needs a split to evaluate. Received: config.data.evaluation_split=None")

@@ -1,7 +1,8 @@
 """Optional features of a run: one file per feature, and `ALL`, the only list of them.
 
 A file has the checks of the feature's options, and what the feature does to a run; `Feature` says when each function is
-called. Importing this package does not import TensorFlow; functions import what needs it.
+called. callback_runner.py and callback_state.py are parts of callbacks.py. Importing this package does not import
+TensorFlow; functions import what needs it.
 """
 
 from __future__ import annotations

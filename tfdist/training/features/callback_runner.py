@@ -208,7 +208,7 @@ class CallbackRunner(Hooks):
         return stack
 
     def _guard(self, callback: keras.callbacks.Callback, hook: str) -> AbstractContextManager:
-        """Guards a hook in training, except on_train_end, and except on_train_begin on all workers.
+        """Guards a hook in training, except on_train_end, and except the on_train_begin of callbacks on all workers.
 
         on_train_begin may change what is traced later.
         """

@@ -1,6 +1,6 @@
-"""`config.train.nonfinite`: a loss, gradient or weight that is not finite ends the run, or its step is skipped.
+"""`config.train.nonfinite`: a loss or gradient that is not finite ends the run, or its step is skipped.
 
-Decisions use values that are equal on all workers.
+A weight that is not finite always ends it. Decisions use values that are equal on all workers.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class ReplicaCheck(LoopAction):
         self.executions += 1
 
     def act_if_due(self, services: LoopServices, state: TrainingState) -> None:
-        """Compares the replicas if this is due, and after the first execution.
+        """Compares the replicas if this is due, after the first execution, and at the end of the run.
 
         The first execution is one step, which is enough to reveal code of the model that changes only one replica.
         """

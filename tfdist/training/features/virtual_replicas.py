@@ -19,7 +19,7 @@ _MAX_VIRTUAL_REPLICAS = 1024
 
 
 def find_errors(config: Config) -> Iterator[str]:
-    """Yields an error for each option whose results depend on the number of replicas."""
+    """Yields an error if the number is out of range, and for each option that it cannot be combined with."""
     total = config.train.virtual_replicas
     if total is None:
         return

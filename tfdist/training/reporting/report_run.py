@@ -50,7 +50,7 @@ def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
 
 
 def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
-    """On the chief, records what is trained in workdir, TensorBoard and log; `resumed_step` None: a new run."""
+    """On the chief, records in workdir, TensorBoard and log what is trained; `resumed_step` None: a new run."""
     if not run.cluster.is_chief:
         return
     workdir, config = str(run.workdir), diff.to_json(run.config)

@@ -20,7 +20,7 @@ def resolve(config: schema.Config) -> schema.Config:
     The number is `learning_rate.peak`, or `optimizer["learning_rate"]`, or the default of the optimizer's function.
 
     Raises:
-        ValueError: both are set, the optimizer's function has no default, or one is not a number.
+        ValueError: both are set and differ, the optimizer's function has no default, or one is not a number.
     """
     spec, peak = dict(config.optimizer), config.learning_rate.peak
     given = spec.pop("learning_rate", None)

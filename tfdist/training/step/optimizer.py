@@ -68,10 +68,10 @@ def schedule_steps(rate: config_lib.LearningRate, steps_per_epoch: int, total_st
 def accept_summed_gradients(optimizer: keras.optimizers.Optimizer, begin_apply: Callable[[], None]) -> None:
     """Makes `optimizer.apply` accept gradients that are already summed.
 
-    Keras clips on each replica, before it sums over replicas (an update of norm 0.97 instead of 0.5), and checks only
-    replica 0 for overflows. With summed gradients its clipping is right. The method that sums them is replaced by one
-    that returns its argument. Keras calls it once per `apply`, before it updates the first weight; so `begin_apply` is
-    called there.
+    Keras clips on each replica, before it sums over replicas (an update of norm 0.97 for a clip norm of 0.5), and
+    checks only replica 0 for overflows. With summed gradients its clipping is right. The method that sums them is
+    replaced by one that returns its argument. Keras calls it once per `apply`, before it updates the first weight; so
+    `begin_apply` is called there.
     """
 
     def return_unchanged(grads_and_vars: Any) -> Any:

@@ -90,7 +90,7 @@ def gradient_of_weights(images: tf.Tensor, of_outputs: tf.Tensor, shape: tf.Tens
         images: [batch, height, width, channels], and `of_outputs` [batch, height, width, filters], the gradient of the
             outputs.
         shape: of the weights.
-        padding: "SAME" or "VALID", as TensorFlow has them.
+        padding: "SAME" or "VALID", as in TensorFlow.
     """
     rows, columns, channels, filters = shape
     height, width = of_outputs.shape[1:3]

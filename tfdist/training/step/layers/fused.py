@@ -41,7 +41,8 @@ def fuse(model: keras.Model) -> None:
     """Fuses activations and normalisation of `model`.
 
     `activation` and `call` are replaced on the objects. Outputs and gradients are those of Keras, up to rounding.
-    Tensors that are small, or have no static shape when a step is traced, are left to Keras.
+    XLA does not compile for small tensors, or for those without a static shape when a step is traced: Keras computes
+    them.
     """
     # In forward mode, TensorFlow fails for XLA's functions, and is wrong for custom gradients and for the kernel.
     patching.replace_until_end(tf.autodiff.ForwardAccumulator, "__init__", _refuse_forward_mode)

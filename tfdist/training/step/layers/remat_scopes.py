@@ -40,7 +40,7 @@ _thread = _Thread()
 def adopt() -> None:
     """Replaces Keras' recomputation in this process. Keras calls it only for layers in a scope."""
     patching.replace_attribute(keras.Layer, "rematerialized_call", _choose)
-    # An operation that is not a layer is not recomputed: it keeps only its inputs and outputs, so nothing is saved.
+    # An operation that is not a layer is not recomputed: it keeps only inputs and outputs, so no memory would be saved.
     patching.replace_attribute(keras.Operation, "rematerialized_call", lambda operation, original, *_, **__: original)
     patching.replace_attribute(tf, "recompute_grad", _refuse_functions)
 

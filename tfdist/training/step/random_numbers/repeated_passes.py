@@ -17,7 +17,7 @@ def as_replica(index: tf.Tensor) -> AbstractContextManager[None]:
 
 
 def draws_of_branch() -> Callable[[], AbstractContextManager[None]]:
-    """Returns a function whose context lets another thread trace a branch of this forward pass: draws go on there."""
+    """Returns a function whose context lets another thread trace a branch of this forward pass and go on drawing."""
     settings = {**vars(seed_generators.this_pass)}
 
     def enter() -> AbstractContextManager[None]:

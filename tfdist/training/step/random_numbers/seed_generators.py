@@ -100,7 +100,7 @@ def make_stateless(model: keras.Model, step: keras.Variable, replica_id: Callabl
 
 
 def restore(model: keras.Model) -> None:
-    """Undoes `make_stateless`: seeds advance by state again."""
+    """Undoes `make_stateless`: each generator advances its own state again."""
     _unseeded.clear()
     for generator in _generators(model):
         vars(generator).pop("next", None)

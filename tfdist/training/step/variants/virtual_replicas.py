@@ -1,4 +1,4 @@
-"""`config.train.virtual_replicas`: one training, to the bit, on any number of replicas that divides it.
+"""`config.train.virtual_replicas`: bit for bit the same training on any number of replicas that divides it.
 
 The global batch is always cut into this many shards of fixed shape; a replica computes its shards one after another.
 This is the idea of EasyScale (arXiv 2208.14228). docs/same-bits.md says what is equal, and what it costs.
@@ -139,7 +139,7 @@ def open_virtual_replicas(config: config_lib.Config, num_replicas: int) -> Virtu
     if tf.config.threading.get_intra_op_parallelism_threads() != _THREADS:
         with contextlib.suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(_THREADS)
-    # These optimizations reassociate products with constants. Which products depends on the collectives in the graph.
+    # These optimizations reassociate products with constants; the collectives in the graph decide which products.
     tf.config.optimizer.set_experimental_options({"constant_folding": False, "arithmetic_optimization": False})
     return VirtualReplicas(config=config, total=total, count=total // num_replicas)
 
