@@ -147,6 +147,14 @@ def test_a_mistake_in_a_script_that_connects_is_one_message_with_its_place(tmp_p
     assert not any("Traceback" in output for output in outputs), outputs
 
 
+def test_a_connection_after_operations_of_tensorflow_names_the_call_to_move(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import tensorflow as tf, tfdist\n\ntf.constant(1.0)\ntfdist.connect()\n")
+    codes, outputs = processes.run([[sys.executable, str(script)]] * 2, environments(2))
+    words = r"tfdist\.connect\(\) must come before .*tf\.constant"
+    assert 1 in codes and any(re.search(words, output) for output in outputs), outputs
+
+
 WRONG = """import sys, keras, numpy as np
 
 if "--all" in sys.argv:

@@ -128,7 +128,6 @@ def _add_second_thread(planned: ClusterPlan, members: Sequence[Mapping[str, Any]
     return ["two threads for ops on one core, so that gradients are sent during the backward pass"]
 
 
-@planning.explain_late_configuration()
 def first_seconds(seconds: float, gpus: Mapping[str, Any]) -> float:
     """Returns the time limit of the first all-reduce, longer than `seconds` if the driver compiles kernels for `gpus`.
 
@@ -139,6 +138,7 @@ def first_seconds(seconds: float, gpus: Mapping[str, Any]) -> float:
     return max(seconds, _COMPILE_SECONDS) if compiles else seconds
 
 
+@planning.explain_late_configuration()
 def _make_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.Strategy:
     jobs = [collective.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=len(addresses))]
     # Twice the limit of our heartbeats, so that these detect a loss first and name the worker.
