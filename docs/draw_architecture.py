@@ -57,7 +57,7 @@ SUBPACKAGES = {
     "cluster.discovery": "variables -> rank, addresses",
     "cluster.control": "rendezvous, heartbeats",
     "training.step": "forward, backward, all-reduce, update",
-    "training.callbacks": "Keras callbacks on several workers",
+    "training.features": "optional features, one file each",
 }
 
 
@@ -129,11 +129,14 @@ def draw(architecture: Architecture) -> str:
     """Returns the picture as SVG; the same text for the same architecture.
 
     Raises:
-      ValueError: a package or an entry point has no box, a box has no package, or an import points upwards.
+      ValueError: a package or an entry point has no box, a box has no package or subpackage, or an import points
+        upwards.
     """
     found = {name for name in architecture.packages if "." not in name} | {"launch.__main__"}
     if found != ENTRY_POINTS.keys() | PACKAGES.keys():
         raise ValueError(f"boxes and packages differ: {sorted(found ^ (ENTRY_POINTS.keys() | PACKAGES.keys()))}")
+    if gone := SUBPACKAGES.keys() - architecture.packages:
+        raise ValueError(f"there are no subpackages {sorted(gone)}")
     boxes = PACKAGES | {name: box for name, (_, box) in ENTRY_POINTS.items()}
     parts = [_text(40, 48, "tfdist: ten packages and five entry points", 24, weight="bold")]
     parts.append(_text(WIDTH - 40, 48, "an arrow means: imports", 14, anchor="end", color="#5b6675"))

@@ -1,4 +1,4 @@
-"""The training of IDRIS' page by Keras' `fit`: ResNet50 on CIFAR-10, 64 images per GPU.
+"""The training of IDRIS' page with Keras' `fit`: ResNet50 on CIFAR-10, 64 images per GPU.
 
     srun python -m tfdist.run --workdir=runs/fit docs/courses/jean_zay_fit.py --replicas=8 --data=cifar-10-batches-py
     python docs/courses/jean_zay_fit.py                                    # Keras alone, one device, random images

@@ -1,4 +1,4 @@
-"""The training of IDRIS' page by a loop of one's own: ResNet50 on CIFAR-10, 64 images per GPU. Without tfdist.
+"""The training of IDRIS' page with a custom loop: ResNet50 on CIFAR-10, 64 images per GPU. Without tfdist.
 
     srun python docs/courses/jean_zay_loop.py --data=cifar-10-batches-py                # one task for each GPU
     python docs/courses/jean_zay_loop.py --replicas=2                                   # this machine, random images

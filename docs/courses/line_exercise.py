@@ -31,7 +31,7 @@ def average(gradients):
 
 
 def shard(ids, worker):
-    """GAP 3: a worker must use only its own part of the batch `ids`: every WORKERS-th example, from its number on."""
+    """GAP 3: a worker must use only its own part of the batch `ids`: every WORKERS-th example, starting at its rank."""
     return ids
 
 

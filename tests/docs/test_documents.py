@@ -37,7 +37,7 @@ for name, (module, _) in tfdist.TOOLS.items():
 # Flags of other programs that prose may name; commands are checked by the program they run.
 FLAGS_OF_OTHERS = {
     *("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-task", "gpus-per-node", "gres", "distribution"),
-    *("mpi", "bind-to", "signal", "requeue", "hostfile", "logdir", "help", "helpfull"),
+    *("mpi", "bind-to", "signal", "requeue", "hostfile", "logdir", "help", "helpfull", "link"),
 }
 # What a run or an installation writes; no files of the repository.
 OUTPUTS = re.compile(r"(runs|workdir|checkpoints|tensorboard|\.venv)(/|$)|\w+\.json$|model\.keras$")
@@ -151,9 +151,9 @@ def flag_problems(text):
         if called and not is_command(called[1]):
             problems.append(f"there is no command {called[1]}")
         flag = re.match(r"--(?:no)?([\w-]+)", span)
-        ours = set().union(*map(flags_of, ("tfdist.main", "tfdist.run", "tfdist prepare")))
+        ours = set().union(*flags_of_tools().values(), *map(flags_of, ("tfdist.main", "tfdist.run", "tfdist.launch")))
         if flag and flag[1] not in ours | FLAGS_OF_OTHERS:
-            problems.append(f"tfdist.main has no flag --{flag[1]}")
+            problems.append(f"no command has the flag --{flag[1]}")
     return problems
 
 
@@ -221,7 +221,7 @@ python -m tfdist doctr --config=configs/digits.py
         "there is no command tfdist.mian",
         "tfdist doctor has no flag --secnds",
         "there is no command tfdist doctr",
-        "tfdist.main has no flag --mod",
+        "no command has the flag --mod",
         "there is no command tfdist.tools.doctor",
         "there is no command tfdist prepair",
     ]

@@ -47,7 +47,7 @@ def test_the_notebook_trains_in_its_kernel_and_on_two_workers(tmp_path):
 
 @pytest.mark.slow
 def test_interrupt_saves_the_training_of_a_cell(tmp_path):
-    """IPython's "!" killed it before."""
+    """IPython's "!" would kill the command before it has saved."""
     manager = pytest.importorskip("jupyter_client.manager", reason="install tfdist[notebooks]")
     pytest.importorskip("ipykernel", reason="install tfdist[notebooks]")
     code = ["".join(c["source"]) for c in json.loads(NOTEBOOK.read_text())["cells"] if c["cell_type"] == "code"]

@@ -44,7 +44,7 @@ class Browser:
     url: str
 
     def show(self, address: str, *expected: str) -> str:
-        """Opens a page, waits until its text has a line for each of `expected`, as often, and returns the text."""
+        """Opens a page, waits until its text has each line of `expected` at least as often, and returns the text."""
         self._call("/url", {"url": "about:blank"})  # A change of the fragment alone loads nothing.
         self._call("/url", {"url": address})
         end = time.monotonic() + _SECONDS
@@ -58,7 +58,7 @@ class Browser:
             time.sleep(0.5)
 
     def screenshot(self, path: pathlib.Path) -> None:
-        """Writes a picture of the window, PNG."""
+        """Writes a picture of the window, as PNG."""
         path.write_bytes(base64.b64decode(self._call("/screenshot")))
 
     def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:

@@ -1,9 +1,9 @@
 """Injects faults into trainings at random times, and compares them with an undisturbed training.
 
 `python -m tests.support.chaos --minutes=10`. Each training has a few hundred steps and is started by `tfdist.launch`.
-Faults of the disk need root, and are left out otherwise. It ends with a table, and with 1 where anything was not as it
-should be: weights or evaluations that differ by a bit, a process left over, more than 60 s from a fault to the next
-step (on a machine that does nothing else; see --limit).
+Faults of the disk need root, and are left out otherwise. It prints a table at the end, and exits with code 1 if
+anything was wrong: weights or evaluations that differ by a bit, a process left over, more than 60 s from a fault to the
+next step (on a machine that does nothing else; see --limit).
 """
 
 import argparse

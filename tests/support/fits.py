@@ -192,7 +192,7 @@ CASES = [
 
 
 def run(case: Callable[[], Case], cluster: Cluster | None) -> dict[str, Any]:
-    """Trains a case by tfdist, or by Keras where there is no cluster."""
+    """Trains a case with tfdist, or with Keras if there is no cluster."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(7)
     given = case()
@@ -264,7 +264,7 @@ def refused(cluster: Cluster) -> list[tuple[str, str]]:
     """Makes calls with models and data that are not supported.
 
     Returns:
-        For each what its error names, the argument, method, field or number, as a pattern; and the error.
+        For each call: a pattern for what its error must name (argument, method, field or number), and the error.
     """
     found = []
 
@@ -450,7 +450,7 @@ def refused_steps(cluster: Cluster) -> list[tuple[str, str]]:
 
 
 def unbuilt(cluster: Cluster) -> float:
-    """The largest difference of what a model predicts that is built by it, from the product with its weights."""
+    """Predicts with a model that is not built; returns the largest difference from the product with its weights."""
     with cluster.scope():
         model = keras.Sequential([keras.layers.Dense(3)])
     x = RANDOM.normal(size=(11, 4)).astype(np.float32)
@@ -506,7 +506,7 @@ def chief_first(cluster: Cluster, directory: pathlib.Path) -> dict[str, Any]:
 
 
 class InManyTypes(keras.layers.Layer):
-    """Rows [n, 6] as bfloat16, truth values, bytes, complex numbers and texts."""
+    """Rows [n, 6] as bfloat16, booleans, bytes, complex numbers and strings."""
 
     def call(self, x):
         x = tf.convert_to_tensor(x)
@@ -521,8 +521,8 @@ class InManyTypes(keras.layers.Layer):
 
 
 def of_many_types(cluster: Cluster) -> dict[str, Any]:
-    """Trains bfloat16 variables, predicts outputs of many types, and lets variables of many types have the chief's
-    initial and later values."""
+    """Trains bfloat16 variables, predicts outputs of many types, and gives variables of many types the chief's initial
+    and later values."""
     keras.config.set_dtype_policy("bfloat16")
     try:
         with cluster.scope():

@@ -5,20 +5,20 @@
 that has imported TensorFlow, Keras and tfdist, has executed no operation and listed no device, and has no thread but
 OpenBLAS' own, which that library ends before a fork. The server forks a child, which is given the command's arguments,
 environment, directory and files, runs the command as `__main__`, and ends as an interpreter ends: `atexit`, threads,
-C++'s destructors. Everything else, and what sets a variable that is read while TensorFlow is imported, is started by
-`subprocess` itself.
+C++'s destructors. All other commands, and those that set a variable that is read while TensorFlow is imported, are
+started by `subprocess` itself.
 
 All processes of one run of the tests share two servers. The first that needs a server starts it; it ends when the
 process of the tests calls `end_servers`, or itself ends.
 
-At its end the modules that the server has imported are not taken apart one by one, which takes 0.12 s of processor
-time; what the child has imported itself, tfdist and TensorFlow's runtime are.
+When a child ends, the modules that the server has imported are not torn down, which would take 0.12 s of processor
+time; tfdist, TensorFlow's runtime and what the child itself has imported are.
 
-Differences to a separate process: the strings of all children of a server have the same hashes (so `Popen` takes turns
-between two servers: workers that must agree do not share them), `/proc/PID/cmdline` and `environ` are the server's,
-`mallopt` comes after the import, and TensorFlow's graph optimizers are off unless the environment has TESTS_OPTIMIZE=1:
-they take a fifth of the time of short trainings. Tests of these, of the cost of a start, of the imports of a module,
-and of commands as users type them use `subprocess`.
+Differences from a separate process: the strings of all children of a server have the same hashes (so `Popen` takes
+turns between two servers: workers that must agree do not share them), `/proc/PID/cmdline` and `environ` are the
+server's, `mallopt` comes after the import, and TensorFlow's graph optimizers are off unless the environment has
+TESTS_OPTIMIZE=1: they take a fifth of the time of short trainings. Tests of these, of the cost of a start, of the
+imports of a module, and of commands as users type them use `subprocess`.
 
 usage: python forked.py ADDRESS PID   -> serves an abstract Unix socket until the process PID ends
 """
@@ -263,7 +263,7 @@ def _next_server() -> "_Server":
 
 
 def _ended(pid: int, seconds: float | None) -> bool:
-    """Waits so long for the end of a process whose parent has not asked for its status."""
+    """Waits up to `seconds` for the end of a process that has not been waited for; returns whether it has ended."""
     file = os.pidfd_open(pid)
     try:
         poll = select.poll()
@@ -292,7 +292,7 @@ def _receive(connection: socket.socket) -> tuple[Any, list[int]]:
 
 
 def _serve(listener: socket.socket, owner: int) -> tuple[Request, list[int]] | None:
-    """Answers until the process with this descriptor ends; in a child, returns what it is to be."""
+    """Answers requests until the process with the descriptor `owner` ends; in a child, returns the child's request."""
     poll = select.poll()
     for file in (listener.fileno(), owner):
         poll.register(file, select.POLLIN)
@@ -327,7 +327,7 @@ _interrupt: Any = signal.default_int_handler
 
 
 def _become(request: Request, files: list[int]) -> None:
-    """Makes this child what the request says, but for the program that it runs."""
+    """Gives this child the files, environment, directory and signal handlers that the request names."""
     files = [os.dup(file) if file > 2 else file for file in files]
     for number, file in enumerate(files):
         os.dup2(file, number)
@@ -361,14 +361,14 @@ def _become(request: Request, files: list[int]) -> None:
 
 
 def disable_graph_optimizers() -> None:
-    """Has the functions of this process run as they are traced. It must have executed none yet."""
+    """Turns off TensorFlow's graph optimizers in this process, which must not have executed a function yet."""
     import tensorflow as tf
 
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 def _find_modules_in(paths: str) -> None:
-    """Puts the directories of the command's PYTHONPATH where those of the server's are."""
+    """Replaces the directories of the server's PYTHONPATH in `sys.path` by those of the command's."""
     ours = _PATHS and [os.path.abspath(path) for path in _PATHS.split(os.pathsep)]
     theirs = [os.path.abspath(path) for path in paths.split(os.pathsep)] if paths else []
     sys.path[1:] = [*theirs, *(path for path in sys.path[1:] if path not in ours)]

@@ -1,4 +1,4 @@
-"""What a user could write whose effect a graph does not show, in each function where it can stand, and honest twins.
+"""Functions of a user with effects that a graph does not show, for each place in a config, and pure counterparts.
 
 A kind is the name of a function from images to images, such as `planted_numpy`: the functions of the config call it.
 The comments mark the lines that the messages must name.

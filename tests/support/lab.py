@@ -213,7 +213,7 @@ def nan_from_epoch(model, batch, *, training, epoch: int) -> Mapping[str, tf.Ten
 
 
 def slow_classification(model, batch, *, training, seconds: float) -> Mapping[str, tf.Tensor]:
-    """Classification whose training steps last at least so long."""
+    """Classification whose training steps last at least `seconds`."""
     values = _classification(model, batch, training=training)
     if training and seconds:
 
@@ -347,7 +347,7 @@ def noisy(model, batch, *, training, looped: bool = False) -> Mapping[str, tf.Te
 
 
 class Slow:
-    """The digits. One of a batch of the evaluation split takes `seconds`."""
+    """The digits. Reading a batch of the evaluation split takes `seconds`."""
 
     def __init__(self, split: str, seconds: float):
         self._digits, self._seconds = sources.digits(split), seconds if split == "test" else 0.0
@@ -366,7 +366,7 @@ class Slow:
 
 
 def differing(model, batch, *, training) -> Mapping[str, tf.Tensor]:
-    """`classification`, with a value more on all workers but the first."""
+    """`classification`, with one more value on all workers but the first."""
     values = _classification(model, batch, training=training)
     return values if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0 else values | {"more": values["loss"]}
 

@@ -1,4 +1,4 @@
-"""A short training of configs/digits.py, for tests that run it under one launcher and another, and its weights."""
+"""A short training of configs/digits.py and its weights, for tests that run it under different launchers."""
 
 import contextlib
 import csv
@@ -83,9 +83,9 @@ def python(
     Args:
         *words: as "-m", a module and its arguments.
         code: the exit code; None: any.
-        start: subprocess.run where the start is what is tested.
+        start: subprocess.run if the test is about the start.
         cwd: where it runs.
-        timeout: how many seconds its end is awaited.
+        timeout: the most seconds that it may take.
         **variables: more of the environment.
 
     Returns:

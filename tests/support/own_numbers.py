@@ -1,4 +1,4 @@
-"""Steps of one's own that take numbers and gradients of the batch in unusual ways, as cases of whole_batch.py."""
+"""Custom steps that use numbers and gradients of the batch in unusual ways, as cases of whole_batch.py."""
 
 import functools
 

@@ -69,7 +69,7 @@ def run(
     Args:
         commands: one for each process.
         environments: one for each process.
-        timeout: how many seconds the end of each is awaited.
+        timeout: the most seconds that it waits for the end of each.
         cwd: where they run.
 
     Returns:

@@ -157,8 +157,8 @@ def slurm_cluster(
     Skips the test where this machine cannot have one.
 
     Args:
-        directory: holds the configuration, state, logs, key and socket; one cluster a directory.
-        nodes: names of the nodes, at most 200. Each resolves to an address of its own, inside the cluster alone.
+        directory: holds the configuration, state, logs, key and socket; one cluster per directory.
+        nodes: names of the nodes, at most 200. Each resolves to its own address, only inside the cluster.
         cpus: processors that Slurm counts on each node; need not exist, and nothing is bound to them.
         gpus: GPUs that Slurm counts on each node, and names in the tasks' variables. They stand for /dev/null.
         features: what every node has, as constraints name it: "v100-32g,gpu".
