@@ -93,7 +93,7 @@ def write_once(cluster: Cluster) -> Iterator[None]:
     ]
     if not cluster.is_chief:
         replaced += [
-            (tf.summary, ["create_file_writer"], _null_writer),
+            (tf.summary, ["create_file_writer"], lambda *given, **keywords: tf.summary.create_noop_writer()),
             (tf.data.Dataset, ["cache"], functools.partial(_own_path, cluster.rank, "filename")),
             (tf.data.Dataset, ["snapshot"], functools.partial(_own_path, cluster.rank, "path")),
             (tf.profiler.experimental, ["start", "stop"], lambda original, *args, **keywords: None),
@@ -271,12 +271,6 @@ def _get_file(original: Callable[..., str], *args: Any, **keywords: Any) -> str:
                 found = original(*args, **keywords)
         script_state.barrier(f"{place} downloaded")
     return found
-
-
-def _null_writer(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    if script_state.in_tfdist_code():
-        return original(*args, **keywords)
-    return tf.summary.create_noop_writer()
 
 
 def _own_path(rank: int, parameter: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
