@@ -45,11 +45,6 @@ def split(x: Any, y: Any, sample_weight: Any, part: float) -> tuple[tuple, tuple
     return array_slicing.train_validation_split((x, y, sample_weight), validation_split=part)
 
 
-def is_arrays(x: Any) -> bool:
-    """Returns whether `x` is arrays, and not an object that contains targets as well."""
-    return _adapter_of_batches(x) is None
-
-
 def _adapter_of_batches(x: Any) -> Callable[[Any, DataOptions], DataAdapter] | None:
     """Returns the function that makes the adapter of `x`, which contains targets and weights; None: `x` is arrays."""
     if isinstance(x, tf.data.Dataset):
