@@ -119,7 +119,7 @@ def _tensor(array: Any) -> Any:
 
 def _source(source: Any, options: DataOptions) -> RandomAccess:
     def read(ids: tf.Tensor) -> tuple:
-        batch = source.read(ids)
+        batch = keras.tree.lists_to_tuples(source.read(ids))  # `Dataset.map` would stack a list.
         if isinstance(batch, dict) and "label" in batch:
             inputs = {name: value for name, value in batch.items() if name not in ("label", "sample_weight")}
             weights = [batch[name] for name in ("sample_weight",) if name in batch]
