@@ -71,8 +71,8 @@ def run_script(args: argparse.Namespace) -> int:
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(model_methods.distribute_methods(cluster, args.workdir))
-            stack.enter_context(entropy.share_seed(cluster, args.workdir))
-            stack.enter_context(script_state.script_runs(cluster))
+            seed = stack.enter_context(entropy.share_seed(cluster, args.workdir))
+            stack.enter_context(script_state.script_runs(cluster, seed))
             stack.enter_context(written_files.write_once(cluster))
             end = stack.enter_context(ending.collect_exit_functions())
             code = _run(script)

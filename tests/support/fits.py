@@ -351,7 +351,7 @@ def refused(cluster: Cluster) -> list[tuple[str, str]]:
     refuses(r"^tfdist\.evaluate\(.*`model` .* ndarray", tfdist.evaluate, cluster, X, LABELS)
     refuses(r"'x' sizes: 53\s+'y' sizes: 9", fit, good, X, LABELS[:9])
     refuses(r"^validation_data: ", fit, good, X, LABELS, validation_data=(X, LABELS[:9]))
-    refuses(r"^validation_data .* only x", fit, good, X, LABELS, validation_data=X)
+    refuses(r"loss=.* validation_data .* \(x, y\)", fit, good, X, LABELS, validation_data=X)
     refuses(r"validation_split .* 1\.5", fit, good, X, LABELS, validation_split=1.5)
     refuses(r"validation_split.* .*Dataset", fit, good, dataset.batch(8), validation_split=0.1)
     refuses(r"numpy\.array\(", fit, good, X.tolist(), LABELS)

@@ -114,8 +114,6 @@ def fit(
     adapters = {"train": data}
     if validation_data is not None:
         parts = keras.utils.unpack_x_y_sample_weight(validation_data)
-        if y is not None and parts[1] is None and make_adapter.is_arrays(parts[0]):
-            raise ValueError("validation_data must be (x, y) or (x, y, sample_weight), as y is given. Received: only x")
         try:
             size = validation_batch_size or batch_size
             adapters["test"] = _data_adapter(*parts, batch_size=size, steps=validation_steps)

@@ -151,10 +151,12 @@ def _check_targets(model: keras.Model, data: Mapping[str, DataAdapter]) -> None:
     """Raises ValueError if a loss of `compile` needs targets, and the data has none."""
     if own_setup.overrides(model) or compiled_model.overrides(model, "compute_loss") or model.loss is None:
         return
-    if any(keras.utils.unpack_x_y_sample_weight(one.element_spec[0])[1] is None for one in data.values()):
-        raise ValueError(
-            "The loss of compile(loss=...) needs targets, and the data has none: pass y, or data of (x, y)."
-        )
+    for kind, one in data.items():
+        if keras.utils.unpack_x_y_sample_weight(one.element_spec[0])[1] is None:
+            name = "validation_data" if kind == "test" and "train" in data else "the data"
+            raise ValueError(
+                f"The loss of compile(loss=...) needs targets, and {name} has none: pass y, or data of (x, y)."
+            )
 
 
 def check_epochs(epochs: int, initial_epoch: int, validation_freq: int | Collection[int]) -> None:

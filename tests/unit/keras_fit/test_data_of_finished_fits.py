@@ -133,8 +133,8 @@ def script_of(cluster, workdir):
     """In the block, this process is that of a script under tfdist.run."""
     with (
         model_methods.distribute_methods(cluster, workdir),
-        entropy.share_seed(cluster, workdir),
-        script_state.script_runs(cluster),
+        entropy.share_seed(cluster, workdir) as seed,
+        script_state.script_runs(cluster, seed),
     ):
         yield
 

@@ -31,6 +31,22 @@ def test_each_epoch_has_an_order_of_its_own_and_each_row_once():
     assert len({tuple(order) for order in (*orders, range(12))}) == 4
 
 
+class Pairs:
+    """A source whose `read` returns a list."""
+
+    def __len__(self):
+        return 8
+
+    def read(self, ids):
+        return [tf.cast(ids, tf.float32), 2.0 * tf.cast(ids, tf.float32)]
+
+
+def test_a_list_of_a_source_is_x_and_y():
+    dataset = adapter(Pairs()).dataset(ReplicaShard(), 0, 1)
+    x, y = tf.nest.flatten(next(iter(dataset))["data"])
+    assert x.numpy().tolist() == [*range(8)] and y.numpy().tolist() == [*range(0, 16, 2)]
+
+
 def test_arrays_of_string_objects_are_string_tensors():
     x, y = adapter(np.array(["a b", "c"], object), np.array([0, 1])).read(tf.constant([1], tf.int64))[0]
     assert x.dtype == tf.string and x.numpy().tolist() == [b"c"] and y.numpy().tolist() == [1]

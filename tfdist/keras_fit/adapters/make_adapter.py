@@ -49,11 +49,6 @@ def split(x: Any, y: Any, sample_weight: Any, part: float) -> tuple[tuple, tuple
     return array_slicing.train_validation_split((x, y, sample_weight), validation_split=part)
 
 
-def is_arrays(x: Any) -> bool:
-    """Returns whether `x` is arrays, and not an object that contains targets as well."""
-    return _adapter_of_batches(x) is None
-
-
 def _adapter_of_batches(x: Any) -> Callable[[Any, DataOptions], DataAdapter] | None:
     """Returns the function that makes the adapter of `x`, which contains targets and weights; None: `x` is arrays."""
     if isinstance(x, tf.data.Dataset):
@@ -126,7 +121,7 @@ def _tensor(array: Any) -> Any:
 
 def _source(source: Any, options: DataOptions) -> RandomAccess:
     def read(ids: tf.Tensor) -> tuple:
-        batch = source.read(ids)
+        batch = keras.tree.lists_to_tuples(source.read(ids))  # `Dataset.map` would stack a list.
         if isinstance(batch, dict) and "label" in batch:
             inputs = {name: value for name, value in batch.items() if name not in ("label", "sample_weight")}
             weights = [batch[name] for name in ("sample_weight",) if name in batch]

@@ -39,7 +39,8 @@ class Stream(DataAdapter):
     validate: Callable[[int], None] = lambda epoch: None
 
     def __post_init__(self) -> None:
-        self._epoch, self._in_epoch, self._was_opened = -1, False, False
+        # The epoch that has begun, and whether nothing of it was read or repeated yet.
+        self._epoch, self._is_pending = -1, False
         # The summary of the first batch of the epoch; zeros if it was not noted.
         self.first_batch = same_data.summary([])
         self._made: dict[Any, tf.data.Dataset] = {}
@@ -48,32 +49,31 @@ class Stream(DataAdapter):
         """Called before training from epoch `first` on, and before an evaluation: Keras calls on_epoch_end there."""
         self.on_epoch_end()
         self.passes.reset()
-        self._epoch, self._in_epoch = first - 1, False
+        self._epoch, self._is_pending = first - 1, False
 
     def begin_epoch(self, epoch: int) -> None:
         """Begins an epoch of training; first repeats the earlier epochs, which an earlier start has made."""
         while self._epoch < epoch:
-            if self._in_epoch:
+            if self._is_pending:
                 self._repeat(self.steps)
-            self._epoch, self._in_epoch, self._was_opened = self._epoch + 1, True, False
+            self._epoch, self._is_pending = self._epoch + 1, True
             self.on_epoch_begin()
             self.passes.begin()
 
     def _repeat(self, steps: int) -> None:
-        if not self._was_opened:
-            self.passes.skip(steps)
+        self.passes.skip(steps)
         if steps == self.steps:
             self.end_epoch()
             self.validate(self._epoch)
 
     def end_epoch(self) -> None:
-        self._in_epoch = False
+        self._is_pending = False
         self.passes.end()
         self.on_epoch_end()
 
     def finish(self, steps: int) -> None:
         self.begin_epoch((steps - 1) // self.steps)
-        if self._in_epoch:
+        if self._is_pending:
             self._repeat((steps - 1) % self.steps + 1)
 
     def one_pass(self, shard: ReplicaShard, *, reset: bool) -> tf.data.Dataset:
@@ -92,7 +92,7 @@ class Stream(DataAdapter):
 
     def elements(self, shard: ReplicaShard, first: int = 0) -> tf.data.Dataset:
         """Returns this worker's elements of the epoch that has begun, from step `first` on."""
-        self._was_opened = True
+        self._is_pending = False
         self.passes.read_from(first)
         if (shard, first) not in self._made:  # It takes time to trace.
             self._made = {(shard, first): self._elements(shard, first)}

@@ -27,16 +27,15 @@ _SEEDS = sys.modules[tf.compat.v1.random.get_seed.__module__]
 
 
 @contextlib.contextmanager
-def share_seed(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
-    """Gives all workers one seed in the block. Collective. The seed is saved in `workdir`; None: it is new."""
+def share_seed(cluster: Cluster, workdir: Path | None) -> Iterator[int]:
+    """Gives all workers one seed in the block, and yields it. Collective. It is saved in `workdir`; None: it is new."""
     seed = cluster.broadcast(_read_or_draw(workdir) if cluster.is_chief else 0)
     random.seed(seed)
     np.random.seed(seed % 2**32)
     tf.random.set_global_generator(tf.random.Generator.from_seed(seed))
 
     def draw(bits: int) -> int:
-        number = script_state.next_draw()
-        return random.Random(f"{seed} {number}").getrandbits(bits) if number else secrets.randbits(bits)
+        return script_state.generator().getrandbits(bits)
 
     def operation_seeds(original: Callable[[Any], tuple[Any, Any]], op_seed: Any) -> tuple[Any, Any]:
         try:
@@ -50,7 +49,7 @@ def share_seed(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
         patch(bit_generator, "randbits", lambda original, bits: draw(bits)),
         patch(_SEEDS, "get_seed", operation_seeds),
     ):
-        yield
+        yield seed
 
 
 def _read_or_draw(workdir: Path | None) -> int:

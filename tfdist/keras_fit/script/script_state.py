@@ -10,6 +10,7 @@ import functools
 import inspect
 import os
 import pathlib
+import random
 import tempfile
 import threading
 import traceback
@@ -36,8 +37,6 @@ _ADVICE = (
     "A condition such as `if rank == 0:`, files, the time or something else led to another branch there: all workers "
     "must run the same lines. A file needs no such condition: tfdist lets only the chief write it."
 )
-# Bits for the numbers of the draws in a block of `without_counting_draws`.
-_DRAWS_BITS = 32
 
 
 @dataclasses.dataclass
@@ -45,19 +44,19 @@ class _Script:
     """The script that runs; `by_tfdist`: whether tfdist's own code runs now, called by the script."""
 
     cluster: Cluster
+    # Draws for all workers.
+    generator: random.Random
     by_tfdist: bool = False
-    # The number of the last draw for all workers.
-    draws: int = 0
 
 
 _script: _Script | None = None
 
 
 @contextlib.contextmanager
-def script_runs(cluster: Cluster) -> Iterator[None]:
-    """Marks the block that runs the script."""
+def script_runs(cluster: Cluster, seed: int) -> Iterator[None]:
+    """Marks the block that runs the script; `seed`: of the draws for all workers."""
     global _script
-    _script = _Script(cluster)
+    _script = _Script(cluster, random.Random(str(seed)))  # Not the sequence of `random.seed(seed)`.
     try:
         yield
     finally:
@@ -88,17 +87,14 @@ def without_counting_draws() -> Iterator[None]:
     if _script is None:
         yield
         return
-    _script.draws += 1
-    with tfdist_code(), patching.set_in_block(_script, draws=_script.draws << _DRAWS_BITS):
+    generator = random.Random(_script.generator.getrandbits(64))
+    with tfdist_code(), patching.set_in_block(_script, generator=generator):
         yield
 
 
-def next_draw() -> int:
-    """Returns the number of the next draw that all workers make, the same in each start; 0: this worker draws alone."""
-    if _script is None or not _draws_for_all():
-        return 0
-    _script.draws += 1
-    return _script.draws
+def generator() -> random.Random:
+    """Returns what draws the same on all workers and in each start; if this worker draws alone, the system's."""
+    return random.SystemRandom() if _script is None or not _draws_for_all() else _script.generator
 
 
 def in_tfdist_code() -> bool:

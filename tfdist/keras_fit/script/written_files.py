@@ -78,14 +78,13 @@ def write_once(cluster: Cluster) -> Iterator[None]:
     if cluster.num_workers == 1:
         yield
         return
-    objects = (h5py.File, tf.io.gfile.GFile, tf.io.TFRecordWriter)
     replaced: list[tuple[Any, Sequence[str], Callable[..., Any]]] = [
         *((owner, names, functools.partial(_once, parameter)) for owner, names, parameter in _WRITING),
         *((owner, ["open"], _open) for owner in (builtins, io)),
         (tarfile, ["bltn_open"], _open),  # Refers to `open` since its import.
         (bz2, ["_builtin_open"], _open),
-        *((kind, ["__init__"], _open_object) for kind in objects),
-        *((kind, ["close", "__exit__"], _close_object) for kind in objects),
+        *((kind, ["__init__"], _open_object) for kind in (h5py.File, tf.io.gfile.GFile, tf.io.TFRecordWriter)),
+        (tf.io.TFRecordWriter, ["__exit__"], lambda original, file, *error: file.close()),  # The original is C++.
         (np.memmap, ["__new__"], _map_file),
         (tf.train.Checkpoint, ["save", "write"], _save_checkpoint),
         (tf.train.CheckpointManager, ["save"], _save_checkpoint),
@@ -94,7 +93,7 @@ def write_once(cluster: Cluster) -> Iterator[None]:
     ]
     if not cluster.is_chief:
         replaced += [
-            (tf.summary, ["create_file_writer"], _null_writer),
+            (tf.summary, ["create_file_writer"], lambda *given, **keywords: tf.summary.create_noop_writer()),
             (tf.data.Dataset, ["cache"], functools.partial(_own_path, cluster.rank, "filename")),
             (tf.data.Dataset, ["snapshot"], functools.partial(_own_path, cluster.rank, "path")),
             (tf.profiler.experimental, ["start", "stop"], lambda original, *args, **keywords: None),
@@ -164,49 +163,14 @@ def _open(original: Callable[..., Any], file: Any, mode: str = "r", *args: Any, 
         if key in _written and not _written[key].closed:
             script_state.barrier(f"read {place}", file)
         return original(file, mode, *args, **keywords)
-    with _scratch_path(file, mode) as scratch:
-        opened = script_state.call_on_owner(f"{place} open", lambda: original(file, mode, *args, **keywords), file)
+
+    def open_file(scratch: str | None) -> Any:
         if scratch is not None:
             keywords["opener"] = lambda path, flags: os.open(scratch, flags | os.O_CREAT, 0o600)
-            opened = original(file, mode, *args, **keywords)
-    # The file must not refer to itself: it is closed when its last reference goes, as usual.
-    reference, kind = weakref.ref(opened), type(opened)
+        return original(file, mode, *args, **keywords)
 
-    def close() -> None:
-        opened = reference()
-        if opened is not None and not opened.closed:
-            kind.close(opened)
-            _meet_after_close(file)
-
-    opened.close = close
-    _written[key] = opened
+    _written[key] = opened = _open_once(place, file, mode, open_file)
     return opened
-
-
-@contextlib.contextmanager
-def _scratch_path(path: Any, mode: str) -> Iterator[str | None]:
-    """Yields the path of a scratch file for the block to open; None on the worker that writes `path`.
-
-    If `mode` keeps the content of `path`, the scratch file is a copy of it.
-    """
-    if script_state.writes_here(path):
-        yield None
-        return
-    with script_state.tfdist_code():
-        copy = tempfile.mktemp()
-        if not set("wx") & set(mode):
-            with contextlib.suppress(FileNotFoundError):
-                shutil.copyfile(path, copy)
-    try:
-        yield copy
-    finally:
-        with script_state.tfdist_code(), contextlib.suppress(FileNotFoundError):  # It exists until it is closed.
-            os.unlink(copy)
-
-
-def _meet_after_close(path: Any) -> None:
-    if place := script_state.line_of_script(path):
-        script_state.barrier(f"close {place}", path)
 
 
 def _open_object(original: Callable[..., None], file: Any, *args: Any, **keywords: Any) -> None:
@@ -216,22 +180,46 @@ def _open_object(original: Callable[..., None], file: Any, *args: Any, **keyword
     name = "path" if "path" in given.arguments else "name"
     path, mode = given.arguments[name], given.arguments.get("mode", "w")
     place = script_state.line_of_script(path) if mode not in ("r", "rb") else ""
-    if not place:
-        original(file, *args, **keywords)
-        return
-    with _scratch_path(path, mode) as scratch:
-        script_state.call_on_owner(f"{place} open", lambda: original(file, *args, **keywords), path)
+
+    def open_file(scratch: str | None) -> Any:
         if scratch is not None:
             given.arguments[name] = scratch
-            original(*given.args, **given.kwargs)
-    vars(file)["_path_of_script"] = path
+        original(*given.args, **given.kwargs)
+        return file
+
+    if place:
+        _open_once(place, path, mode, open_file)
+    else:
+        open_file(None)
 
 
-def _close_object(original: Callable[..., None], file: Any, *args: Any) -> None:
-    """Closes a file of `_open_object`."""
-    original(file, *args)
-    if path := vars(file).pop("_path_of_script", None):
-        _meet_after_close(path)
+def _open_once(place: str, path: Any, mode: str, open_file: Callable[[str | None], Any]) -> Any:
+    """Opens a file on the worker that writes it, and a scratch file on the others; all wait when it is closed.
+
+    Args:
+        open_file: opens this scratch file; None: `path`. Returns an object with a method `close`.
+    """
+    scratch = None if script_state.writes_here(path) else tempfile.mktemp()
+    if scratch is not None and not set("wx") & set(mode):  # The mode keeps the content.
+        with script_state.tfdist_code(), contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(path, scratch)
+    opened = script_state.call_on_owner(f"{place} open", lambda: open_file(None), path)
+    if scratch is not None:
+        opened = open_file(scratch)
+        with script_state.tfdist_code(), contextlib.suppress(FileNotFoundError):  # It exists until it is closed.
+            os.unlink(scratch)
+    # The file must not refer to itself: it is closed when its last reference goes, as usual.
+    reference, kind = weakref.ref(opened), type(opened)
+
+    def close() -> None:
+        opened = reference()
+        if opened is not None and vars(opened).pop("close", None) is not None:
+            kind.close(opened)
+            if place := script_state.line_of_script(path):
+                script_state.barrier(f"close {place}", path)
+
+    opened.close = close
+    return opened
 
 
 def _map_file(original: Callable[..., Any], kind: type, filename: Any, *args: Any, **keywords: Any) -> np.memmap:
@@ -283,12 +271,6 @@ def _get_file(original: Callable[..., str], *args: Any, **keywords: Any) -> str:
                 found = original(*args, **keywords)
         script_state.barrier(f"{place} downloaded")
     return found
-
-
-def _null_writer(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    if script_state.in_tfdist_code():
-        return original(*args, **keywords)
-    return tf.summary.create_noop_writer()
 
 
 def _own_path(rank: int, parameter: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
