@@ -94,7 +94,7 @@ def test_each_pass_of_a_generator_begins_with_its_first_two_batches_and_goes_on_
     adapter = make_adapter.make_data_adapter(batches(), None, None, base.DataOptions(steps=3))
     for expected in ([0, 1, 2], [0, 1, 3]):
         elements = adapter.one_pass(ReplicaShard(), reset=True).take(3)
-        assert [int(element["data"][0][0, 0]) for element in elements] == expected
+        assert [int(element["data"][0][0][0, 0]) for element in elements] == expected
 
 
 def test_objects_that_are_no_data_and_lists_of_targets_are_refused():
