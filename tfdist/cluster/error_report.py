@@ -25,8 +25,8 @@ DIFFERENT = re.compile(
 def report_exception(error: BaseException) -> int:
     """Writes the error to standard error, and announces it to the other workers; returns the exit code.
 
-    Writes it only once, with a traceback if the message does not say what to do, or with --verbosity=1. The calling
-    thread must then end the process.
+    Writes it only once. There is no traceback if the message says what to do or, in a config's run, names the line of
+    the user's function; --verbosity=1 adds it. The calling thread must then end the process.
     """
     if not hasattr(error, "reported_code"):
         error.reported_code = _report(error)

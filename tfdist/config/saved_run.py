@@ -35,8 +35,8 @@ def load(path: str | os.PathLike[str]) -> schema.Config:
         again = f": {shlex.join(command)}" if command else "."
         raise ValueError(
             f"{Path(path).parent} is the workdir of a script, which defines its model and data. To use its model, load "
-            f"model.keras with keras.models.load_model. To resume, run the script again; for more epochs, change its "
-            f"number of epochs{again}"
+            f"model.keras with keras.models.load_model. For more epochs, change the number of epochs in the script. To "
+            f"resume, run the script again{again}"
         )
     return config_dict.from_saved(saved)
 

@@ -219,7 +219,8 @@ class ClusterOptions:
     """Maximum seconds for an execution, except the first one, or for reading or writing a file of the workdir; after
     that the run exits. None: no limit."""
     first_stall_seconds: float | None = 3600.0
-    """Limit for the first execution, which compiles, in seconds since the first collective. None: no limit."""
+    """Maximum seconds for the first execution, which compiles, and for each exchange between workers before it. None:
+    no limit."""
     time_limit_seconds: float | None = None
     """Time limit of a process in seconds: shortly before it, or before the end of the Slurm job if that is sooner, the
     process saves a checkpoint and exits. None: only the end of the Slurm job counts."""
@@ -240,7 +241,7 @@ class Config:
     """model(**kw) -> keras.Model. The only field without a default."""
     adapt: dict[str, Any] | None = None
     """adapt(model, read, **kw): sets weights from data before the first step, such as normalisation statistics; read(n)
-    returns the first n training examples, prepared without augmentation. None: no adaptation."""
+    returns the first n training examples in shuffled order, prepared without augmentation. None: no adaptation."""
     data: Data = dataclasses.field(default_factory=Data)
     objective: dict[str, Any] = dataclasses.field(
         default_factory=lambda: {"target": "tfdist.zoo.objectives:classification"}

@@ -19,8 +19,9 @@ def build(spec: dict[str, Any], *args: Any, field: str, **extra: Any) -> Any:
         **extra: further keyword arguments; `spec` may not repeat them.
 
     Raises:
-        ValueError: the target cannot be imported, its signature does not accept these arguments, or the call fails.
-            Errors of TensorFlow, and errors of tfdist whose message says what to do, are raised unchanged.
+        ValueError: there is no such target, its signature does not accept these arguments, or the call fails. Errors
+            of the target's module while it is imported, errors of TensorFlow, and errors of tfdist whose message says
+            what to do, are raised unchanged.
     """
     function = resolve(spec, field=field)
     keywords = _bind(function, spec, args, extra, field)
@@ -48,7 +49,7 @@ def partial(spec: dict[str, Any], *, field: str, positional: int = 0, **expected
 
 
 def check_names(spec: dict[str, Any], *, field: str) -> None:
-    """Raises ValueError if the target cannot be imported, or has no parameter for one of the items of `spec`."""
+    """Raises ValueError if there is no such target, or it has no parameter for one of the items of `spec`."""
     _check_names(resolve(spec, field=field), spec, field)
 
 

@@ -15,7 +15,7 @@ Evaluation = Callable[[], tuple[tf.data.Dataset, int]]
 
 
 class Distributor(Protocol):
-    """The methods of `tfdist.cluster.cluster.Cluster` that a pipeline uses."""
+    """The members of `tfdist.cluster.cluster.Cluster` that a pipeline uses."""
 
     strategy: Any  # TensorFlow's strategy.
     num_workers: int
@@ -65,7 +65,7 @@ class Examples:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """The input of a run; made by `pipelines` or `textbook` from a config, or from the data of a script."""
+    """The input of a run; made by `pipelines.make_feed` from a config, or from the data of a script."""
 
     sizes: Sizes
     # Nested tf.TensorSpec of a replica's batch; in scripts, of a global batch.
@@ -99,7 +99,7 @@ class Feed:
     preparation: str = ""
     # For a config: warnings about the data.
     notes: tuple[str, ...] = ()
-    # For a config: (count) -> the first training examples, completely prepared, without augmentation.
+    # For a config: (count) -> the first training examples in shuffled order, completely prepared, without augmentation.
     first_batch: Callable[[int], Batch] | None = None
     # For a config: the content of data.json; see `description.to_save`.
     saved: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -205,7 +205,7 @@ def _check_graph(graph: Any, name: str, known: Mapping[int, bool], places: str, 
     if python := _find(graph, definition, _PYTHON):
         _report(
             f"{name} calls Python functions: {lines(python)}. Unless they return the same for the same arguments, "
-            "workers and resumed runs differ. If they do, say so: tf.numpy_function(..., stateful=False).",
+            "workers and resumed runs differ. If they return the same, say so: tf.numpy_function(..., stateful=False).",
             doubtful=True,
         )
     # TensorFlow notes the variables that a function uses. It also captures other resources, such as tables.

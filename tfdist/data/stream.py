@@ -113,7 +113,10 @@ def locate_rows(
 
 
 def first_examples(source: Source, prepare: Prepare, count: int, *, seed: int) -> Batch:
-    """Returns the first `count` examples of epoch 0 (or all), prepared without augmentation."""
+    """Returns the first `count` examples (or all) in shuffled order, prepared without augmentation.
+
+    It is the order of epoch 0; `config.data.shuffle` is not used.
+    """
     positions, epoch = tf.range(min(count, len(source)), dtype=tf.int64), tf.zeros([], tf.int64)
     ids = order.permute(positions, epoch, seed=seed, num_examples=len(source))
     prepare = autograph.convert_prepare(prepare)

@@ -55,7 +55,7 @@ class Reporter:
         Args:
             workdir: None: there are no files.
             tensorboard: whether event files are written; `evaluates`: those of evaluations, too.
-            resume_step: the step of the restored checkpoint; None: nothing is removed.
+            resume_step: the step of the restored checkpoint; None: only incomplete lines are removed.
             resume_evaluated: its last evaluated step; None: `resume_step`.
 
         Raises:

@@ -134,7 +134,8 @@ def _open_workdir(
         report.event(rate_note, state.step)
     if run.config.cluster.requeue:
         before = directory.write_times(run.checkpoints)
-        # The first execution has one step. A checkpoint after it is no progress: even a job that is too short saves it.
+        # The first execution has one step. A checkpoint after it is no progress: even a job with time for no other step
+        # saves it, and would requeue itself forever.
         no_progress = (state.step, state.step + 1)
         slurm_requeue.enable_requeue(
             run.cluster.rank,

@@ -45,7 +45,8 @@ def build_run(
     Args:
         cluster: the cluster of a process that is already connected; None: connects, with the options `config.cluster`.
         config_file: the file of the config, for the log; "": unknown.
-        trains: False: the run only evaluates, so any batch size is allowed and no files are written.
+        trains: False: the run only evaluates, so the batch size need not be a multiple of the number of replicas, and
+            no files are written.
 
     Raises:
         StopError: a stop was requested before all workers connected.

@@ -71,7 +71,7 @@ def grouped(group_size):
         (Counting(name="count"), 8, r"the layer 'count' has the state 'calls' of type int32, not float"),
         (keras.layers.Dense(3, dtype="float64", name="wide"), 8, "wide/kernel is of float64"),
         (keras.layers.Dense(3, kernel_regularizer="l2"), 6, r"penalties, which are divided exactly by powers of two"),
-        (grouped(4), 8, r"'norm' .* groups of 4 examples, of 6 in a shard"),
+        (grouped(4), 8, r"'norm' .* groups of 4 examples, which do not divide the 6 of a shard"),
     ],
 )
 def test_models_that_see_more_than_a_shard_are_refused(layer, total, message):

@@ -27,7 +27,7 @@ ERRORS = {error.__name__: error for error in _TYPES}
 FILE = "file "
 # Maximum number of lines in a message.
 _MAX_NAMED = 20
-_ADVICE = "Check their logs for errors. If they only start slowly, increase config.cluster.connect_seconds."
+_ADVICE = "Check the log of each for errors. If it only starts slowly, increase config.cluster.connect_seconds."
 
 
 def members_or_raise(decision: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -82,7 +82,7 @@ class HeartbeatMonitor:
     resumed: float = 0.0
     # The path that the main thread waits for, and since when (`time.monotonic`); None: no file.
     waits_for_file: Callable[[], tuple[str, float] | None] = lambda: None
-    # Seconds that a write may take: the limits of a wait for a file, and of writers at the exit, are at least as long.
+    # Seconds that a write may take. A wait for a file, and an exit while a thread writes, may last at least as long.
     writing_seconds: Callable[[], float] = lambda: 0.0
     # True while any other worker is in a block of `pause_timers`.
     others_paused: bool = False
@@ -233,9 +233,10 @@ def _report_progress(monitor: HeartbeatMonitor, last: float, now: float) -> None
 def describe_stall(monitor: HeartbeatMonitor, now: float) -> str:
     """Returns a message if an execution of this worker, or its wait for a file, takes too long; "" otherwise.
 
-    The timer of an execution starts at the end of the previous one; before the first one, at the first collective. Time
-    in which any worker is in a block of `pause_timers` does not count. For a single worker, time outside of collectives
-    does not count either: no other worker waits for it, and it may be in a notebook or a debugger.
+    The timer of an execution starts at the end of the previous one. Until the first one has ended, each collective has
+    its own timer. Time in which any worker is in a block of `pause_timers` does not count. For a single worker, time
+    outside of collectives does not count either: no other worker waits for it, and it may be in a notebook or a
+    debugger.
     """
     options, name = monitor.options, worker_name(monitor, monitor.rank)
     if (waits := monitor.waits_for_file()) is not None:

@@ -35,5 +35,5 @@ def choose_gpus(spec: WorkerSpec, num_listed: int, wanted: int | Sequence[int] |
 
 
 def held_gpus(spec: WorkerSpec, indices: Sequence[int]) -> tuple[str, ...]:
-    """Returns the names of the GPUs with these indices on their host, if known; for `rendezvous.rendezvous`."""
+    """Returns the names of the GPUs with these indices in TensorFlow's list, if known; for `rendezvous.rendezvous`."""
     return tuple(f"GPU {name}" for index, name in enumerate(spec.gpu_names) if index in indices)

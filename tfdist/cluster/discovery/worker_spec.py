@@ -24,7 +24,7 @@ class WorkerSpec:
     # Rank among the workers on its host, and their number.
     local_rank: int = 0
     local_size: int = 1
-    # Distinguishes this job from others on the same hosts; also used in messages.
+    # Distinguishes this job from others on the same hosts; the key that signs messages is derived from it.
     job: str = "local"
     # Local tasks that share the visible GPUs; 1: the launcher has assigned GPUs to each task.
     gpu_sharers: int = 1

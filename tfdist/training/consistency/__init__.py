@@ -1,1 +1,1 @@
-"""Checks of a run: all replicas hold the same state, all workers read the same examples, and values are finite."""
+"""Checks that replicas hold the same state and workers read the same examples; finds an example after an error."""

@@ -57,8 +57,8 @@ def report(run: Run, reporter: Reporter) -> None:
 def coupled(objective: Objective, batch: Batch) -> Iterator[str]:
     """Yields a warning for each value of an example that depends on the other examples.
 
-    One cause is a difference of shapes [n, 1] and [n], which is [n, n]. Each replica computes its examples alone, so
-    another number of replicas would give other values.
+    One cause is subtracting tensors of shapes [n, 1] and [n], which gives [n, n]. Each replica computes its examples
+    alone, so another number of replicas would give other values.
     """
     few, again, more = (
         objective.function(
@@ -108,9 +108,10 @@ def label_notes(labels: np.ndarray, outputs: tuple[int | None, ...]) -> Iterator
     if len(outputs) != 2 or count is None or count < 2:
         return
     if high >= count:
-        begin = " Labels must begin at 0: subtract 1 in config.data.prepare." if low >= 1 and high == count else ""
+        begin = "Labels must begin at 0: subtract 1 in config.data.prepare. Or set"
+        begin = begin if low >= 1 and high == count else "Set"
         yield (
-            f"there is a label {high}, and the model has {count} outputs, for labels 0 to {count - 1}.{begin} Or set "
+            f"there is a label {high}, and the model has {count} outputs, for labels 0 to {count - 1}. {begin} "
             f"config.model.num_classes (or your model's name for it) to {high + 1}."
         )
     elif low == 1 < high == count - 1 and count <= _FEW_CLASSES and len(labels) == _EXAMPLES:

@@ -178,7 +178,7 @@ def _use_averages(cluster: Cluster, model: keras.Model, optimizer: keras.optimiz
 
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raises ValueError if an optimizer clips, accumulates or scales by itself: the config has fields for this."""
+    """Raises ValueError if an optimizer has one of the arguments in `_REFUSED`, or is a LossScaleOptimizer."""
     for name, reason in _REFUSED.items():
         value = getattr(optimizer, name, None)
         if value is not None:

@@ -34,7 +34,7 @@ def in_allocation(env: Mapping[str, str]) -> bool:
 
 
 def num_replicas(env: Mapping[str, str]) -> int:
-    """Returns the number of replicas of an allocation: its tasks, or the GPUs of sbatch if there are more."""
+    """Returns the number of replicas of an allocation: its tasks, or its GPUs if there are more."""
     nodes = int(env.get("SLURM_JOB_NUM_NODES", "1"))
     return max(int(env.get("SLURM_NTASKS", nodes)), nodes * int(env.get("SLURM_GPUS_ON_NODE", "0")))
 

@@ -18,7 +18,7 @@ from tfdist.training.step.updates import tables
 
 
 def fuse(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
-    """Makes Keras' SGD with momentum, Adam (without amsgrad) and AdamW use fused kernels.
+    """Makes Keras' SGD with momentum, and Adam and AdamW without amsgrad, use fused kernels.
 
     All optimizers add the rows of sparse gradients to variables in a fixed order.
 

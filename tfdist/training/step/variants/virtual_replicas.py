@@ -139,7 +139,8 @@ def open_virtual_replicas(config: config_lib.Config, num_replicas: int) -> Virtu
     if tf.config.threading.get_intra_op_parallelism_threads() != _THREADS:
         with contextlib.suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(_THREADS)
-    # These optimizations reassociate products with constants; the collectives in the graph decide which products.
+    # These optimizations reassociate some products with constants. Which ones depends on the collectives in the graph,
+    # and so on the number of replicas.
     tf.config.optimizer.set_experimental_options({"constant_folding": False, "arithmetic_optimization": False})
     return VirtualReplicas(config=config, total=total, count=total // num_replicas)
 
@@ -152,7 +153,8 @@ def _check_model(config: config_lib.Config, total: int, model: keras.Model) -> N
         if layer.synchronized:
             found.append(f"the layer {layer.name!r} normalises over the global batch (synchronized)")
         elif size and shard % size:
-            found.append(f"the layer {layer.name!r} normalises over groups of {size} examples, of {shard} in a shard")
+            groups = f"groups of {size} examples, which do not divide the {shard} of a shard"
+            found.append(f"the layer {layer.name!r} normalises over {groups}")
     for layer in model_layers.all_layers(model):
         own = [one for one in layer.non_trainable_weights if not keras.backend.is_float_dtype(one.dtype)]
         if own and layer is not model and not type(layer).__module__.startswith("keras."):
