@@ -89,7 +89,7 @@ class Course:
     """A course with its exercises."""
 
     name: str
-    # The centre or project that gives it, as people also call the course.
+    # The centre or project that gives it; `course.find_course` takes it for the name of the course, too.
     centre: str
     title: str
     # The meaning of --data.

@@ -9,6 +9,8 @@
     compiled_model.py       what `compile()` made of a model
     patches.py              what a run replaces in Keras, and restores
     callbacks.py            a CallbackRunner from Keras' `callbacks` and `verbose`, with Keras' bar
+    predict.py              the outputs for all examples, gathered on every worker
+    messages.py             lines on standard error
     adapters/               arrays, tf.data, PyDataset and generators as shards of global batches
 
 Importing these modules changes nothing in Keras. Only `tfdist/__init__.py` and `run.py` import this package.

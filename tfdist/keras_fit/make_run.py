@@ -112,7 +112,7 @@ def traced_values(cluster: Cluster, model: keras.Model) -> plain_values.TracedVa
 
 
 def _notes(data: Collection[DataAdapter], *, is_saved: bool, several: bool) -> tuple[str, ...]:
-    """Returns lines for the log: an inexact resume, an order that may differ from Keras', work that is not divided."""
+    """Returns lines for the log: an inexact resume, an order that may differ between runs, undivided work."""
     first, *_ = data
     caveats = dict.fromkeys(one.resume_caveat for one in data if is_saved and one.resume_caveat is not None)
     notes = [f"An exact resume needs care: {one}." for one in caveats]
@@ -125,7 +125,7 @@ def _advice_if_diverged(in_data: bool) -> str:
         return "Remove or replace such values in the data."
     return (
         "Lower the learning rate, or clip the gradients with the optimizer's global_clipnorm, and start again in "
-        "another workdir. Only arrays were searched for such values: if the data is not arrays, search it yourself."
+        "another workdir. Only arrays and sources were searched for such values: search other data yourself."
     )
 
 
@@ -184,7 +184,7 @@ def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:
 
     Raises:
         ValueError: names the argument, what it must be, and what was received.
-        RuntimeError: as `cluster.require_all_workers`.
+        RuntimeError: it is called where only one worker runs, such as in a callback of the chief.
     """
     form = f"tfdist.{purpose}(cluster, model, x, ...)"
     if not isinstance(cluster, Cluster):
@@ -330,7 +330,7 @@ def _compare_first_batches(cluster: Cluster, adapter: Stream) -> None:
 
 
 def _find_label(data: Mapping[str, DataAdapter], shard: ReplicaShard, label: int) -> str:
-    """Returns the first target with this label, such as "y[17]"; "": none was found. Only arrays are searched."""
+    """Returns the first target with this label, such as "y[17]"; "": none was found. Searches arrays and sources."""
     for kind, one in data.items():
         if isinstance(one, RandomAccess) and (place := one.find_label(shard, label)):
             return f"validation_data: {place}" if kind == "test" and "train" in data else place

@@ -53,7 +53,9 @@ def image(
     """
     for name, (low, high), most in (("area", area, 1.0), ("aspect", aspect, 1e3)):
         if not 0 < low <= high <= most:
-            raise ValueError(f"inception:image: {name} must be (low, high) above 0. Received: {(low, high)}")
+            raise ValueError(
+                f"inception:image: {name} must be (low, high) with 0 < low <= high <= {most:g}. Received: {(low, high)}"
+            )
     contents = batch.get("image")
     if contents is None or contents.dtype != tf.string or contents.shape.rank != 1:
         found = {key: (value.dtype.name, tuple(value.shape)) for key, value in batch.items()}

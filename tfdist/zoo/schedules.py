@@ -2,7 +2,8 @@
 
 All five have the same warm-up (Goyal et al., arXiv 1706.02677): during the first `warmup_steps` the learning rate
 increases linearly, in equal steps, to the first rate of the main schedule. The main schedule covers the rest of the
-run. The rate is above zero in every step: a decay to zero ends one step after the last one, number `total_steps` - 1.
+run. The rate is above zero in every step: the last step has the number `total_steps` - 1, and a decay to zero reaches
+zero only at `total_steps`.
 `settable` is not a schedule but a number that callbacks can set.
 
 Computed in float64 and returned as a float32 scalar: float32 cannot represent all steps above 2**24.
@@ -37,7 +38,8 @@ def step(
             steps.
 
     Raises:
-        ValueError: as `constant`; or `at` does not increase within (0, 1), or falls into the warm-up.
+        ValueError: as `constant`; or `factor` is not above 0, or `at` does not increase within (0, 1), or falls into
+            the warm-up.
     """
     return Schedule("step", peak, total_steps, warmup_steps, factor=factor, at=tuple(at))
 

@@ -1,8 +1,9 @@
 """Data adapters: the data of `model.fit` as shards of global batches, one shard per replica of this worker.
 
-An element is {"data": (x,), (x, y) or (x, y, sample_weight), "count", "total"}: the examples of one replica in one
-step, their number, and the number in the global batch (int64 []). Shards are consecutive rows, differ by at most one
-example, and are not padded; a replica without examples gets one example with count 0.
+An element is {"data": (batch,), "count", "total"}: the examples of one replica in one step, their number, and the
+number in the global batch (int64 []). `batch` is what a step gets: x, (x,), (x, y) or (x, y, sample_weight). Shards are
+consecutive rows, differ by at most one example, and are not padded; a replica without examples gets one example with
+count 0.
 
 There are two kinds of data. `RandomAccess` reads examples by their numbers, and each worker only its own.
 `stream.Stream` is a sequence of batches in the order of Keras, of which each worker keeps its rows.
@@ -32,9 +33,10 @@ class DataAdapter:
     """Data of one split; the same on every worker.
 
     The two kinds also have
-        `element_spec`, the nested tf.TensorSpec of a global batch with an unknown batch dimension;
-        `dataset(shard, start, stop)`, this worker's elements of the steps [start, stop), for a stream of one epoch;
-        `sample(count)`, column -> values of `count` examples or of a batch; {} if reading would consume the data.
+        `element_spec`, (the nested tf.TensorSpec of a global batch,); its batch dimension may be unknown;
+        `dataset(shard, start, stop)`, this worker's elements of the steps [start, stop), without an end; a stream gives
+            those of one epoch from `start` on, whatever `stop` is;
+        `sample(count)`, column -> values of `count` examples or of one element; {} if reading would consume the data.
     """
 
     # Steps per epoch.
@@ -83,7 +85,7 @@ class DataAdapter:
 class RandomAccess(DataAdapter):
     """Random access to single examples: every worker reads only its shard."""
 
-    # read(ids int64 [n]) -> nested tensors [n, ...]
+    # read(ids int64 [n]) -> (batch,), nested tensors [n, ...]
     read: Callable[[tf.Tensor], Any]
     num_examples: int
     seed: int
@@ -96,7 +98,7 @@ class RandomAccess(DataAdapter):
 
     @functools.cached_property
     def element_spec(self) -> Any:
-        """Nested tf.TensorSpec of a global batch."""
+        """(The nested tf.TensorSpec of a global batch,)."""
         if not self._is_static:
             return self._spec
         return spec_of(tf.data.Dataset.range(self.batch_size).batch(self.batch_size, drop_remainder=True), self.read)

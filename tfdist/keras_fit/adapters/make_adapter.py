@@ -73,7 +73,10 @@ def _batches_of_keras(x: Any, options: DataOptions, *, is_generator: bool = Fals
 
 
 def _generator(generator: Iterator, options: DataOptions) -> Stream:
-    """Returns the adapter of a generator: as in Keras, an evaluation begins with the generator's first two batches."""
+    """Returns the adapter of a generator.
+
+    As in Keras, which keeps the generator's first two batches, each evaluation begins with these two again.
+    """
     if options.steps is None:
         raise ValueError("The length of a generator is unknown: pass steps_per_epoch (or validation_steps, or steps).")
     found = _batches_of_keras((tf_dataset.as_tuple(batch) for batch in generator), options, is_generator=True)

@@ -122,7 +122,7 @@ def _shuffles(dataset: tf.data.Dataset) -> bool:
 
 
 def copy(dataset: tf.data.Dataset, *, ordered: bool = False) -> tf.data.Dataset:
-    """Returns a copy of `dataset` whose shuffles begin with their first pass; reading it takes no pass of `dataset`.
+    """Returns a copy of `dataset` whose shuffles begin with their first pass; reading it does not change `dataset`.
 
     Args:
         ordered: whether to leave out shuffles and caches, to find out sizes.

@@ -29,7 +29,7 @@ class Stream(DataAdapter):
 
     passes: Passes
     element_spec: Any
-    # (rows of a replica, as they are read) -> (x,), (x, y) or (x, y, sample_weight).
+    # (rows of a replica, as they are read) -> (batch,), what a step gets; see base.py.
     unpack: Callable[[Any], tuple]
     sample: Callable[[int], dict[str, np.ndarray]] = lambda count: {}
     # Hooks of the data object, called as by Keras.

@@ -160,7 +160,10 @@ def _first_batch_sizes(dataset: tf.data.Dataset) -> tuple[int, ...]:
 
 
 def _sample(dataset: tf.data.Dataset, count: int) -> dict[str, np.ndarray]:
-    """Returns the seeds of all shuffles, and the columns of the first element before any shuffle, by name."""
+    """Returns the seeds of the shuffles, and the columns of the first element before any shuffle, by name.
+
+    If a transformation calls a function that shuffles, what comes before it is left out.
+    """
     source, seeds = dataset, []
     for one in dataset_traits.transformations(dataset):
         if pair := dataset_traits.shuffle_seeds(one):

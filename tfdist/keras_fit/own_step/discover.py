@@ -67,8 +67,8 @@ def discover(
         rows: the number of rows of each tensor of the batch, if they differ.
 
     Raises:
-        ValueError: the step returns something other than a dict of scalars and results of metrics, or an optimizer
-            was made outside of the scope.
+        ValueError: the step returns something other than a dict of scalars and results of metrics, `test_step` applies
+            an optimizer, or an optimizer is applied in a loop, a nested condition or an inner function.
     """
     function = _function_of(model, name)
     applied: dict[int, tuple[keras.optimizers.Optimizer, list[Any]]] = {}

@@ -93,7 +93,7 @@ def without_counting_draws() -> Iterator[None]:
 
 
 def generator() -> random.Random:
-    """Returns what draws the same on all workers and in each start; if this worker draws alone, the system's."""
+    """Returns the generator that draws the same numbers on all workers; if this worker draws alone, the system's."""
     return random.SystemRandom() if _script is None or not _draws_for_all() else _script.generator
 
 

@@ -1,7 +1,8 @@
 """What the code of a step sees of `tf.distribute`: one replica, which has the global batch, as under Keras alone.
 
-So does the code of a layer that runs on a replica's rows. If such a layer combines the rows of all replicas by
-`all_reduce`, it gets its own back; `probe` finds that its result depends on the other rows, and a log line names it.
+The code of a layer that runs on a replica's rows sees one replica, too. If such a layer combines the rows of all
+replicas by `all_reduce`, it gets its own back; `probe` finds that its result depends on the other rows, and a log line
+names it.
 """
 
 import contextlib

@@ -22,7 +22,7 @@ _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 class Rows:
     """The rows of one replica in a global batch."""
 
-    # The rows low, low + 1, ..., `count` of the `total` rows; int64 []. An empty shard has one blank row, not counted.
+    # `count` rows from the row `low` on, of the `total` rows; int64 []. An empty shard has count 0, and one blank row.
     low: tf.Tensor
     count: tf.Tensor
     total: tf.Tensor
@@ -116,7 +116,7 @@ def rows_of(element: dict[str, Any], most: int) -> Rows:
     """Returns the rows of the replica that runs a step.
 
     Args:
-        element: "count" and "total", int64 []: the examples of its shard and of the global batch.
+        element: see `Element`.
         most: the examples of the largest global batch.
     """
     replicas = trainer.num_replicas()

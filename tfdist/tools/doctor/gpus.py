@@ -58,7 +58,7 @@ def measure_rows(cluster: Any) -> list[tuple[str, str]]:
 
 
 def describe(found: Mapping[str, Any]) -> str:
-    """Returns the GPUs of a worker and the versions of their software, a result of `gpu_software.describe`."""
+    """Returns a line about a worker's GPUs and their software; `found` is a result of `gpu_software.describe`."""
     names = dict.fromkeys(f"{gpu['name']} (compute capability {gpu['compute_capability']})" for gpu in found["gpus"])
     versions = ", ".join(f"{label} {found[label.lower()]}" for label in ("driver", "CUDA", "cuDNN", "NCCL"))
     return f"{', '.join(names)}; {versions}; TF32 {'on' if found['tf32'] else 'off'}"

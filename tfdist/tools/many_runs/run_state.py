@@ -65,7 +65,9 @@ def read(workdir: Path) -> dict[str, Any]:
             by another error; lost: its process ended without recording why, or another worker was lost.
         step, epoch: the last step that is reported or saved, and the epochs until then.
         epochs: the end that the config sets.
+        examples_per_second: of the last report of training.
         hours: for how long the run's processes ran, over all starts.
+        replicas: those of the last start.
         job: the Slurm job of the last start.
         trouble: the last error or warning.
 

@@ -187,7 +187,10 @@ def _ask(*command: str) -> str:
 
 
 def run_task(file: str, index: int) -> int:
-    """Runs a task of a job array with srun, on the nodes of the task; returns the exit code of the job."""
+    """Runs a task of a job array with srun, on the nodes of the task; returns the exit code of the job.
+
+    1 in place of 75: at 75 the batch file would requeue the job, but the run requeues it itself.
+    """
     task = (files.read_json(file) or {})["tasks"][index]
     workdir = Path(task["workdir"])
     (workdir / _END).unlink(missing_ok=True)

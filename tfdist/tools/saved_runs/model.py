@@ -32,9 +32,9 @@ def connect(saved: SavedRun, which: str) -> Cluster:
 def load(saved: SavedRun, cluster: Cluster, which: str) -> keras.Model:
     """Returns the model of a run, made in the cluster's scope.
 
-    For the newest checkpoint of a finished run this is model.keras, and needs no data. For "best" or a step the model
-    is built again, which needs the data of the run. Raises ValueError if there is no such checkpoint, or the model
-    cannot be loaded.
+    For the newest checkpoint of a finished run this is model.keras, and needs no data. In all other cases the model is
+    built again, which needs the data of the run. Raises ValueError if there is no such checkpoint, or the model cannot
+    be loaded.
     """
     if which == "newest" and _is_exported(saved):
         return _load_exported(saved, cluster)

@@ -163,7 +163,7 @@ class _Replay:
         return comparison.Comparison(cluster=self._run.cluster, variables=self._run.variables).check(step=0)
 
     def _train(self, first: int, last: int) -> Iterator[str]:
-        """Trains an interval again, and yields a line for each difference; ends at the first different hash."""
+        """Trains an interval again, up to the first hash that differs, and yields a line about that one."""
         batches, step = self._run.feed.open_training(first, self._run.total_steps), first
         for stop in sorted(one for one in self._recorded if first < one <= last):
             while step < stop:

@@ -1,7 +1,7 @@
 """The outputs of a model: logits, or probabilities with the logits before their softmax or sigmoid.
 
 A loss takes the logits: the probability of a class may be rounded to 0, and its logarithm has no gradient then. Keras'
-losses do the same in float32.
+losses also take the logits, but only if the outputs are float32.
 """
 
 import dataclasses

@@ -3,7 +3,7 @@
 A source is created by `function(split, **keywords)`, `split` in the notation of tfds ("train[:90%]"). It has
 `len(source)`; `source.num_classes`, and `classes` and `columns` if known; `source.read(ids)`, which returns the batch
 of int64 [n] ids inside `Dataset.map`; and, if it reads files, `source.verify()`, which reads everything and raises an
-error for the first damaged example. The constructor checks what it can without reading the examples, and runs no
+error for the first damaged example. The constructor checks what it can without reading all files, and runs no
 TensorFlow operation, so that devices can be configured after it.
 """
 

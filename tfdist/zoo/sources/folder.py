@@ -190,7 +190,10 @@ def _has_images(path: str) -> bool:
 
 
 def _has_class_folders_only(path: str, split: str) -> bool:
-    """Returns whether the folders in `path` are those of classes: they contain images, and `split` no class folders."""
+    """Returns whether the folders in `path` are those of classes, which contain images, and not those of splits.
+
+    A folder with the name `split` is a split if it has folders in it, or if the name is none of `splits.BY_RATIO`.
+    """
     inside = os.path.join(path, split)
     if os.path.isdir(inside) and (_folders(inside) or split not in splits.BY_RATIO):
         return False

@@ -34,8 +34,8 @@ class tfrecord(record_files.RecordSource):
             "key": its name in the record; the feature's own by default.
             "dtype": "float32", "int64" or "string", which `config.data.prepare` can decode.
             "shape": the shape of an example; [] by default.
-            "decode": "image", a JPEG, PNG, BMP or GIF, scaled to "size", [height, width], with "channels", 3 by
-            default; None by default.
+            "decode": None, the default; or "image" for a JPEG, PNG, BMP or GIF, which is scaled to "size",
+            [height, width], and has "channels", 3 by default.
         test_fraction: the part of the records in "test".
         num_classes: the number of classes; None: not known.
         classes: the name of each class; None: not known.

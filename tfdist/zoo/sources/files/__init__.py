@@ -1,1 +1,1 @@
-"""What the sources of files share: records, images, messages about damaged files."""
+"""What the sources of files share: reading and checking files, and records in any order."""

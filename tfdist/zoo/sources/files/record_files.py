@@ -24,7 +24,7 @@ _HEADER, _FOOTER = 12, 4
 
 
 class RecordSource(file_source.FileSource):
-    """A source of records. A subclass has `decode`, which parses records, strings [n], and `fingerprint`.
+    """A source of records. A subclass has `fingerprint`, and `decode`, which parses records, strings [n].
 
     Args:
         places: int64 [records, 3], for TFRecord files as `open_index` returns it: (file, first byte, length). With
