@@ -10,7 +10,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.own_step import discover
 from tfdist.keras_fit.own_step.discover import Discovered
-from tfdist.keras_fit.whole_batch import global_view, own_rows
+from tfdist.keras_fit.whole_batch import attributes, global_view, own_rows
 from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.global_view import GlobalView
 from tfdist.keras_fit.whole_batch.rows import Element
@@ -28,6 +28,8 @@ class OwnStepObjective(trainer.Objective):
     # The last step's numbers by kind, float64 [numbers]: each replica has those of the global batch.
     last_numbers: dict[str, keras.Variable]
     metric_variables: tuple[keras.Variable, ...]
+    # The graph that is traced, and the attributes of the user's objects before.
+    first_attributes: list[Any] = dataclasses.field(default_factory=list)
     # Updates of metrics by the steps that are not yet added to the variables of the metrics.
     pending: own_rows.Pending
 
@@ -53,8 +55,10 @@ class OwnStepObjective(trainer.Objective):
             Sums as in `ShardResult`.
         """
         discovered = self.steps[kind]
+        objects = self._objects_of_replica()
         rows = rows_lib.rows_of(shard, discovered.plan.examples)
-        view = GlobalView(rows=rows, plan=discovered.plan, average=average, xla=bool(self.model.jit_compile))
+        xla = bool(self.model.jit_compile)
+        view = GlobalView(rows=rows, plan=discovered.plan, average=average, xla=xla, objects=objects)
         with (
             # Summaries have the same names as in Keras, without the name of the loop over steps.
             tf.compat.v1.name_scope(None),
@@ -83,6 +87,19 @@ class OwnStepObjective(trainer.Objective):
             self.last_numbers[kind].assign(tf.stack(numbers))
         loss, count = tf.add_n([tf.zeros([], tf.float64), *losses]), tf.cast(rows.count, tf.float64)
         return tf.stack([loss * count, count if kind == "train" else tf.zeros_like(count), count])
+
+    def _objects_of_replica(self) -> list[Any]:
+        """Returns the user's objects whose attributes each replica of this process has for itself.
+
+        They are as the first of these replicas has found them. Empty if there is one replica.
+        """
+        if self.cluster.num_replicas == self.cluster.num_workers:
+            return []
+        objects, graph = attributes.objects_of(self.model), tf.compat.v1.get_default_graph()
+        if self.first_attributes[:1] != [graph]:
+            self.first_attributes[:] = [graph, attributes.Attributes(objects)]
+        self.first_attributes[1].restore()
+        return objects
 
     @property
     def _views_batch(self) -> bool:

@@ -26,8 +26,8 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.config import patching, text, user_code
 from tfdist.keras_fit import messages
+from tfdist.keras_fit.whole_batch import attributes, shard_layers
 from tfdist.keras_fit.whole_batch import rows as rows_lib
-from tfdist.keras_fit.whole_batch import shard_layers
 from tfdist.keras_fit.whole_batch.rows import Rows
 from tfdist.training import api as trainer
 
@@ -111,6 +111,8 @@ class GlobalView:
     discovers: bool = False
     # Averages gradients over the replicas. None: by a differentiable mean, as for a loss that contains gradients.
     average: Average | None = None
+    # The user's objects whose attributes each replica of this process has for itself.
+    objects: list[Any] = dataclasses.field(default_factory=list)
     # The gradient tapes that record now.
     recording: list[Any] = dataclasses.field(default_factory=list)
     # Set while a layer runs, or a tape computes gradients; and the layer that runs on this replica's rows.
@@ -172,7 +174,6 @@ class GlobalView:
         """
         if self.in_layer:
             return original(layer, *args, **keywords)
-        flat = tf.nest.flatten((args, keywords))
         if self.in_inner_graph:
             line = user_code.current_line(tf.no_op().traceback)  # Also in what AutoGraph has converted.
             self.log(
@@ -180,21 +181,33 @@ class GlobalView:
                 f"communicate, in {line}: each of the {self.rows.replicas} replicas computes it for the whole batch."
             )
             return self._call_whole(original, layer, *args, **keywords)
+        # Tensors in attributes are arguments and outputs, too.
+        held = attributes.tensors_of(layer, self.graph)
+        given = args, keywords, [value for *_, value in held]
+        flat = tf.nest.flatten(given)
         decided = self.next_call(layer, flat)
         decided.by_rows &= any(decided.arguments) and id(layer) not in self.plan.whole_layers
         if not decided.by_rows:
             return self._call_whole(original, layer, *args, **keywords)
-        args, keywords = tf.nest.pack_sequence_as((args, keywords), self.rows_of_arguments(flat, decided))
+        args, keywords, rows = tf.nest.pack_sequence_as(given, self.rows_of_arguments(flat, decided))
+        attributes.assign(held, rows)
         with patching.set_in_block(self, in_layer=True, on_rows=layer):
             run = self._by_xla if self.xla and not self.discovers else lambda call, *given: call(*given)
             first = self.num_operations()
             outputs = run(lambda args, keywords: original(layer, *args, **keywords), args, keywords)
             self.in_layers.append((first, self.num_operations()))
-        flat = tf.nest.flatten(outputs)
+        before = {id(one) for one in tf.nest.flatten(rows)}
+        kept = attributes.tensors_of(layer, self.graph)
+        kept = [place for place in kept if not before.issuperset(map(id, tf.nest.flatten(place[-1])))]
+        attributes.assign(held, given[-1])
+        made = outputs, [value for *_, value in kept]
+        flat = tf.nest.flatten(made)
         if self.discovers:
             decided.outputs = [None if _has_unknown_rows(one) else self.rows_per_example(one) for one in flat]
         pairs = zip(flat, decided.outputs, strict=True)
-        return tf.nest.pack_sequence_as(outputs, [self._output(layer, *pair) for pair in pairs])
+        outputs, values = tf.nest.pack_sequence_as(made, [self._output(layer, *pair) for pair in pairs])
+        attributes.assign(kept, values)
+        return outputs
 
     def log(self, text: str) -> None:
         """Logs how a step on several replicas differs from one on one device; in a trace without effect only."""

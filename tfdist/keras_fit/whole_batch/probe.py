@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist.config import patching
 from tfdist.keras_fit.adapters import base
-from tfdist.keras_fit.whole_batch import rows
+from tfdist.keras_fit.whole_batch import attributes, rows
 from tfdist.keras_fit.whole_batch.global_view import GlobalView
 from tfdist.training import api as trainer
 
@@ -88,7 +88,9 @@ class Probe(GlobalView):
         is_leaf = _is_of_keras(layer) and len(_parts(layer)) == 1
         if is_leaf and "training" in inspect.signature(layer.call).parameters:
             keywords["training"] = False
-        flat = tf.nest.flatten((args, keywords))
+        held = attributes.tensors_of(layer, self.graph)
+        given = args, keywords, [value for *_, value in held]
+        flat = tf.nest.flatten(given)
         times = [self.rows_per_example(one) if isinstance(one, tf.Tensor) else 0 for one in flat]
         if not (self.compares and self.in_layer and any(times)):
             return original(layer, *args, **keywords)
@@ -105,13 +107,14 @@ class Probe(GlobalView):
             if not _is_of_keras(layer):
                 self.untried.append(_name(layer))
             return whole
-        parts = []
+        parts, kept = [], attributes.Attributes(attributes.objects_of(layer))
         for low, high in ((0, self.plan.batch // 2), (self.plan.batch // 2, self.plan.batch)):
             cut = [
                 _rows(one, mask, int(n * low), int(n * high)) if n else one
                 for one, n, mask in zip(flat, times, masks, strict=True)
             ]
-            some, named = tf.nest.pack_sequence_as((args, keywords), cut)
+            some, named, values = tf.nest.pack_sequence_as(given, cut)
+            attributes.assign(held, values)
             numbers.append([])
             # Each call begins with the same variables: a layer may update them, and use the new values.
             with (
@@ -119,6 +122,7 @@ class Probe(GlobalView):
                 patching.set_in_block(self.scope, state_mapping=dict(assigned)),
             ):
                 parts.append(tf.nest.flatten(original(layer, *some, **named)))
+            kept.restore()
         for one, *halves in zip(tf.nest.flatten(whole), *parts, strict=True):
             if isinstance(one, tf.Tensor) and one.dtype != tf.string:
                 self.found.append((layer, _name(layer), _difference(one, halves)))

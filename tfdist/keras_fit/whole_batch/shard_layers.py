@@ -1,13 +1,11 @@
 """Logs which layers see the examples of one replica only, and refuses layers that would then be wrong."""
 
-import threading
 from typing import Any
 
 import keras
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import text
-from tfdist.config.patching import replace_until_end
 from tfdist.keras_fit import messages
 from tfdist.training import api as trainer
 
@@ -76,34 +74,6 @@ def _refuse(cluster: Cluster, layers: list[keras.Layer]) -> None:
             )
 
 
-class _LossesOfReplica(threading.local):
-    """A list of a layer's losses for each replica: a process traces its replicas in threads, one after another."""
-
-    def __init__(self) -> None:
-        self._of_thread: list[Any] = []
-
-    def extend(self, losses: Any) -> None:
-        self._of_thread.extend(losses)
-
-    def clear(self) -> None:
-        self._of_thread.clear()
-
-    def __setitem__(self, place: int, loss: Any) -> None:
-        self._of_thread[place] = loss
-
-    def __getitem__(self, place: Any) -> Any:
-        return self._of_thread[place]
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return list, ()  # A copy of the layer gets an empty list.
-
-
 def added_losses(layer: keras.Layer) -> Any:
     """Returns the list of the losses that a layer has added on this replica."""
     return layer._losses
-
-
-def keep_losses_of_each_replica(layers: list[keras.Layer]) -> None:
-    """Until the end of the run, `layer.losses` on a replica are those of its own call of the layer."""
-    for layer in layers:
-        replace_until_end(layer, "_losses", _LossesOfReplica())

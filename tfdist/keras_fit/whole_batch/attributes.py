@@ -1,0 +1,86 @@
+"""Tensors that a user's code keeps in attributes while a step is traced.
+
+They may be set in the call of a layer and read by the step, or the other way round: `tensors_of`. The replicas of a
+process are traced in threads, which take turns when they communicate. Each has values of its own: `Attributes`.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.config import user_code
+from tfdist.training import api as trainer
+
+# Keras' list of the losses that a layer has added.
+_LOSSES = "_losses"
+
+
+def objects_of(layer: keras.Layer) -> list[Any]:
+    """Returns the layers in a layer or model, itself included, and the user's objects that they hold."""
+    waiting: list[Any] = [*trainer.layers_of_all_depths(layer)]
+    found: dict[int, Any] = {}
+    while waiting:
+        one = waiting.pop(0)
+        if id(one) not in found:
+            found[id(one)] = one
+            waiting += [value for value in vars(one).values() if _is_users(value)]
+    return [*found.values()]
+
+
+def tensors_of(layer: keras.Layer, graph: tf.Graph) -> list[tuple[Any, str, Any]]:
+    """Returns the attributes of a layer's objects of the user's classes that hold tensors of a graph.
+
+    Returns:
+        For each the object, the name, and the value: a tensor, or a list, tuple or dict with tensors in it.
+    """
+    found = [(one, name, value) for one in objects_of(layer) if _is_users(one) for name, value in vars(one).items()]
+    return [place for place in found if place[1] != _LOSSES and _holds_tensors(place[2], graph)]
+
+
+def assign(places: Sequence[tuple[Any, str, Any]], values: Sequence[Any]) -> None:
+    """Sets the attributes of `tensors_of` to other values. Keras does not track them."""
+    for (one, name, _), value in zip(places, values, strict=True):
+        vars(one)[name] = value
+
+
+class Attributes:
+    """The attributes of objects, and what is in their lists and dicts, at one moment."""
+
+    def __init__(self, objects: Sequence[Any]):
+        self._values = [(one, dict(_kept(one))) for one in objects]
+        held = [value for _, values in self._values for value in values.values()]
+        self._contents = [(one, one.copy()) for one in held if isinstance(one, list | dict)]
+
+    def restore(self) -> None:
+        """Sets what has changed since then to its value at that moment, and removes tensors in other attributes."""
+        for one, values in self._values:
+            for name, value in [*_kept(one)]:
+                if name not in values and _holds_tensors(value):
+                    del vars(one)[name]
+            vars(one).update(values)
+        for one, before in self._contents:
+            kind = list if isinstance(one, list) else dict  # Keras would no longer track what its own methods remove.
+            kind.clear(one)
+            (list.extend if kind is list else dict.update)(one, before)
+
+
+def _kept(one: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the attributes that a step may set; others with an underscore are Keras' own, except for losses."""
+    for name, value in vars(one).items():
+        if name == _LOSSES or (_is_users(one) and (not name.startswith("_") or _holds_tensors(value))):
+            yield name, value
+
+
+def _is_users(value: Any) -> bool:
+    return hasattr(value, "__dict__") and not isinstance(value, type) and user_code.defines(type(value))
+
+
+def _holds_tensors(value: Any, graph: tf.Graph | None = None) -> bool:
+    """Returns whether a value is a tensor of a graph, any without `graph`, or a list, tuple or dict with one."""
+    if isinstance(value, dict):
+        return all(isinstance(name, str) for name in value) and _holds_tensors([*value.values()], graph)
+    if isinstance(value, list | tuple):
+        return any(_holds_tensors(one, graph) for one in value)
+    return tf.is_symbolic_tensor(value) and graph in (None, getattr(value, "graph", None))
