@@ -16,7 +16,7 @@ from tensorflow.python.ops import cond as cond_ops
 from tfdist.config import user_code
 from tfdist.config.patching import patch, restore_attributes, set_in_block
 from tfdist.data import autograph
-from tfdist.keras_fit.whole_batch import attributes, global_view, one_replica, own_rows
+from tfdist.keras_fit.whole_batch import global_view, one_replica, own_rows
 from tfdist.keras_fit.whole_batch.global_view import GlobalView
 from tfdist.training import api as trainer
 
@@ -51,7 +51,6 @@ def patch_keras() -> Iterator[None]:
             (tf.autodiff.ForwardAccumulator, "__init__", in_step(_refuse("tf.autodiff.ForwardAccumulator"))),
             (tf.nn, "compute_average_loss", in_step(_average_loss)),
             (tf.nn, "scale_regularization_loss", in_step(_return_last)),
-            (tf.distribute.ReplicaContext, "merge_call", _merge_call),
             (tf.GradientTape, "__enter__", in_step(_enter)),
             (tf.GradientTape, "__exit__", in_step(_exit)),
         ):
@@ -83,17 +82,6 @@ def _by_view(method: str, original: Callable, *args: Any, **keywords: Any) -> An
 def _return_last(view: GlobalView, original: Callable, *args: Any) -> Any:
     """Returns its last argument: gradients and losses are already those of the global batch."""
     return args[-1]
-
-
-def _merge_call(original: Callable, *args: Any, **keywords: Any) -> Any:
-    """Restores the attributes of this replica, because meanwhile other replicas of the process are traced."""
-    view = global_view.of_step()
-    if view is None or not view.objects:
-        return original(*args, **keywords)
-    kept = attributes.Attributes(view.objects)
-    result = original(*args, **keywords)
-    kept.restore()
-    return result
 
 
 def _overwrite(original: Callable, optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> None:

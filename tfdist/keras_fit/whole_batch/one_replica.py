@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.config import patching, user_code
 from tfdist.config.patching import patch, replace_attribute, restore_after
-from tfdist.keras_fit.whole_batch import global_view
+from tfdist.keras_fit.whole_batch import attributes, global_view
 
 _AUTOGRAPH = "/tensorflow/python/autograph/"
 
@@ -55,6 +55,17 @@ def in_cross_replica_context(original: Callable[[], bool]) -> bool:
     return not _is_asked_by_step() and original()
 
 
+def merge_call(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """Calls `ReplicaContext.merge_call`, in which other replicas of the process are traced; restores attributes."""
+    view = global_view.of_step()
+    if view is None or not view.objects:
+        return original(*args, **keywords)
+    kept = attributes.Attributes(view.objects)
+    result = original(*args, **keywords)
+    kept.restore()
+    return result
+
+
 def _is_asked_by_step() -> bool:
     """Returns whether the user's code asks, in a step or in a layer that the step calls."""
     if global_view.of_step() is None:
@@ -71,6 +82,7 @@ def show_one_replica() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch(tf.distribute, "get_replica_context", replica_context))
         stack.enter_context(patch(tf.distribute, "in_cross_replica_context", in_cross_replica_context))
+        stack.enter_context(patch(tf.distribute.ReplicaContext, "merge_call", merge_call))
         for owner in (tf.distribute.Strategy, tf.distribute.ReplicaContext):
             stack.enter_context(restore_after([owner], ["num_replicas_in_sync"]))
             original = owner.num_replicas_in_sync
