@@ -26,7 +26,7 @@ def get_config(path: str | None = None) -> c.Config:
     if not os.path.isfile(path):
         raise ValueError(f"--config=configs/char_gpt.py:FILE needs a text file. Received: {path!r}")
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with open(path, encoding="utf-8-sig", newline="") as file:
             text = file.read()
     except UnicodeDecodeError as error:
         raise ValueError(f"--config=configs/char_gpt.py:{path} is not encoded in UTF-8: {error}. Convert it.") from None

@@ -195,7 +195,8 @@ def evaluate(
     with patches.patch_for_run(model) as stack:
         stop = interruption.StopRequest()
         run = make_run.make_run(cluster, model, config, {"test": data}, callbacks, verbose, stop, stack)
-        logs = trainer.evaluate(trainer.make_silent_services(run), 0)
+        with data_errors.explain(data.steps):
+            logs = trainer.evaluate(trainer.make_silent_services(run), 0)
     cluster.monitor.stop_timer()
     return compiled_model.evaluation_result(model, logs, return_dict)
 
@@ -240,7 +241,8 @@ def predict(
     traced.log_changes("predict")
     make = functools.partial(predict_lib.Predictor, cluster, model, traced, batch_spec)
     predictor = make_run.keep_on_model(cluster, model, "prediction", make)
-    found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner)
+    with data_errors.explain(data.steps):
+        found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner)
     data.end_epoch()
     cluster.monitor.stop_timer()
     return found

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 # Checks of tfdist in a step and in the data, each with the numbers that it compares.
-_CHECK = re.compile(r"\[((?:A batch holds|A step needs|The layer)[^\]]*)\] \[([^\]]*)\]")
+_CHECK = re.compile(r"\[((?:A batch holds|A step needs|A tensor of the whole batch|The layer)[^\]]*)\] \[([^\]]*)\]")
 
 
 @contextlib.contextmanager
@@ -26,6 +26,7 @@ def explain(steps: int) -> Iterator[None]:
         if not isinstance(error, tf.errors.OutOfRangeError) and not any(text in error.message for text in ends):
             raise
         raise ValueError(
-            f"The data ended before an epoch of {steps} steps was complete, or before the last epoch. A generator must "
-            "yield steps_per_epoch batches for each epoch: let it start again at its end, or lower steps_per_epoch."
+            f"The data ended before {steps} steps were complete, or before the last epoch. A generator must yield as "
+            "many batches for each epoch, and for an evaluation or prediction: let it start again at its end, or "
+            "lower steps_per_epoch, validation_steps or steps."
         ) from None

@@ -327,10 +327,12 @@ class GlobalView:
         if not isinstance(value, tf.Tensor) or value.shape.rank != 0 or tf.get_static_value(value) is not None:
             return value
         # A number that a layer computes from its rows, such as a loss, is taken as a mean over them; an integer as a
-        # count; a boolean from the first replica.
+        # count; a boolean from the first replica with examples.
         if value.dtype.is_floating:
             return self.whole_mean(value)
-        counts = tf.equal(self.rows.low, 0) if value.dtype.is_bool else self.rows.count > 0
+        counts = self.rows.count > 0
+        if value.dtype.is_bool:
+            counts &= tf.equal(self.rows.low, 0)
         part = tf.cast(value, tf.int64) * tf.cast(counts, tf.int64)
         return tf.cast(self.whole_sum(part), value.dtype)
 

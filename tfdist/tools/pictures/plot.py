@@ -12,6 +12,7 @@ DIR is a workdir of `tfdist scaling`, the picture shows all studies.
 import argparse
 import dataclasses
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def main(args: argparse.Namespace) -> None:
     if said == style.MISSING:
         raise ValueError(said)
     print(said)
+    for line in problems:
+        print(f"tfdist plot: {line}", file=sys.stderr)
 
 
 def _draw_studies(path: Path, workdirs: Sequence[Path]) -> str:

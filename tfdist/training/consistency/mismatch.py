@@ -20,9 +20,9 @@ def describe_mismatch(names: Sequence[str], found: np.ndarray, replicas: Sequenc
 
     Returns:
         (lines, who): a line for each name whose hashes differ, with each hash and its replicas, the most frequent first
-        (in a tie, the chief's); and which replicas differ from the most frequent hash.
+        (in a tie, the chief's); and which replicas differ from most others, or from the chief.
     """
-    lines, differing = [], set()
+    lines, groups = [], []
     for name, column in zip(names, found.T.tolist(), strict=True):
         holders = collections.defaultdict(list)
         for replica, value in enumerate(column):
@@ -32,10 +32,13 @@ def describe_mismatch(names: Sequence[str], found: np.ndarray, replicas: Sequenc
         if len(ordered) > 1:
             texts = (f"{hashing.as_text(value)} on {_join(same, replicas)}" for value, same in ordered)
             lines.append(f"{name}: {', '.join(texts)}")
-            differing |= {replica for _, same in ordered[1:] for replica in same}
+            groups.append([same for _, same in ordered])
     if len(lines) > _MAX_NAMED:
         lines = [*lines[:_MAX_NAMED], f"and {len(lines) - _MAX_NAMED} more"]
-    reference = "most others" if 2 * len(differing) < len(replicas) else "the chief"
+    most = all(2 * len(first) > len(replicas) for first, *_ in groups)
+    alike = [first if most else next(same for same in (first, *others) if 0 in same) for first, *others in groups]
+    differing = set(range(len(replicas))) - set.intersection(*map(set, alike))
+    reference = "most others" if most else "the chief"
     verb = "differs" if len(differing) == 1 else "differ"
     return lines, f"{_join(sorted(differing), replicas)} {verb} from {reference}"
 
