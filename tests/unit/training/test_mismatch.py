@@ -19,5 +19,5 @@ NAMES = [f"worker {rank}" for rank in range(5)]
     ],
 )
 def test_those_that_differ_from_the_majority_or_else_from_the_chief_are_named(hashes, who):
-    lines, found = mismatch.describe_mismatch(["a", "b"], np.array(hashes), NAMES)
-    assert found == who and len(lines) == len(hashes[0])
+    _, found = mismatch.describe_mismatch(["a", "b"][: len(hashes[0])], np.array(hashes), NAMES)
+    assert found == who

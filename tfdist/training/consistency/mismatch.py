@@ -35,10 +35,13 @@ def describe_mismatch(names: Sequence[str], found: np.ndarray, replicas: Sequenc
             groups.append([same for _, same in ordered])
     if len(lines) > _MAX_NAMED:
         lines = [*lines[:_MAX_NAMED], f"and {len(lines) - _MAX_NAMED} more"]
-    most = all(2 * len(first) > len(replicas) for first, *_ in groups)
-    alike = [first if most else next(same for same in (first, *others) if 0 in same) for first, *others in groups]
-    differing = set(range(len(replicas))) - set.intersection(*map(set, alike))
-    reference = "most others" if most else "the chief"
+    # Those that are not in the largest group of each name; if these are half of all, those that differ from the chief.
+    everyone = set(range(len(replicas)))
+    differing = everyone - set.intersection(*(set(first) for first, *_ in groups))
+    reference = "most others"
+    if 2 * len(differing) >= len(replicas):
+        of_chief = [next(set(same) for same in each if 0 in same) for each in groups]
+        differing, reference = everyone - set.intersection(*of_chief), "the chief"
     verb = "differs" if len(differing) == 1 else "differ"
     return lines, f"{_join(sorted(differing), replicas)} {verb} from {reference}"
 
