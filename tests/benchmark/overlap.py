@@ -8,7 +8,6 @@ machine's own, are network namespaces: Linux, root only.
 """
 
 import contextlib
-import sys
 import tempfile
 from pathlib import Path
 
@@ -66,22 +65,14 @@ def measure(link: str, workload: str, folder: Path, *, pin: bool, seconds: float
 def main(argv: list[str]) -> None:
     """Runs the benchmark after its flags are parsed; an error of the user ends it with one message."""
     values = flags.FLAGS
-    unknown = [word for word in values.workloads if word not in SIZES]
-    if unknown:
-        sys.exit(f"--workloads: there is no {unknown[0]!r}; there are {', '.join(SIZES)}.")
+    messages.check_names("workloads", values.workloads, SIZES)
     with messages.one_message("tests.benchmark.overlap"), processes.cleanup_on_sigterm():
         for workload in values.workloads:
             print(f"{workloads.WORKLOADS[workload].title}, ms a step, {measure_lib.machine()}", flush=True)
             for link in values.links:
                 with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as folder:
-                    rows = measure(
-                        link,
-                        workload,
-                        Path(folder),
-                        pin=values.pin,
-                        seconds=values.seconds,
-                        turns=values.rounds,
-                    )
+                    turns = {"pin": values.pin, "seconds": values.seconds, "turns": values.rounds}
+                    rows = measure(link, workload, Path(folder), **turns)
                 print(tables.text(HEADER, rows), flush=True)
 
 

@@ -15,16 +15,12 @@ CHANGES = {
     "float32": {},
     "bfloat16": {"train.precision": "bfloat16"},
     "float16": {"train.precision": "float16"},
-    "compressed": {"communication.dtype": "bfloat16"},
-    "one_pack": {"communication.bytes_per_pack": 0},
     "xla": {"train.xla": True},
 }
 SECTIONS = ("steps", "input", "all_reduce", "start")
 PEERS = ("keras", "ddp")
 # One dict for each line of a table; see `rows`.
 Rows = list[dict[str, Any]]
-# Variants that PyTorch has, too.
-_PYTORCH = ("bfloat16", "compressed")
 _SIZES = (0.001, 1, 10, 100)
 
 
@@ -67,11 +63,6 @@ def measure(section: str, options: Options, folder: Path, hosts: rounds.Hosts | 
 def pytorch_problem() -> str:
     """Why the PyTorch peer cannot run, for a message; empty if it can."""
     return "" if importlib.util.find_spec("torch") else "PyTorch is not installed: pip install torch"
-
-
-def installed_peers() -> list[str]:
-    """The peers that can run with this Python."""
-    return [name for name in PEERS if name != "ddp" or not pytorch_problem()]
 
 
 def show(rows: Rows) -> None:
@@ -138,13 +129,12 @@ def _step_jobs(name: str, workers: int, options: Options, hosts: rounds.Hosts | 
 
 
 def pytorch_jobs(workload: str, workers: int, options: Options, interface: str) -> dict[str, dict[str, Any]]:
-    """The jobs of PyTorch, alone or with DDP over a network interface, for each of the variants."""
+    """The jobs of PyTorch, alone or with DDP over a network interface, for each precision that it has, too."""
     jobs = {}
     for variant in options.variants:
-        words = [word for word in variant.split("+") if word in _PYTORCH]
-        settings = {word: word in words for word in _PYTORCH}
-        name = " ".join(["PyTorch", "DDP" if workers > 1 else "alone", "+".join(words) or "float32"])
-        jobs[name] = make_job("ddp", workers, workload=workload, **settings)
+        half = "bfloat16" in variant.split("+")
+        name = f"PyTorch {'DDP' if workers > 1 else 'alone'} {'bfloat16' if half else 'float32'}"
+        jobs[name] = make_job("ddp", workers, workload=workload, bfloat16=half)
         jobs[name]["environment"] = {"GLOO_SOCKET_IFNAME": interface}
     return jobs
 
@@ -169,10 +159,8 @@ def _inputs(options: Options, folder: Path) -> Iterator[Rows]:
 def _all_reduces(options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterator[Rows]:
     """All-reduces over two workers."""
     jobs = {
-        "TensorFlow's ring": make_job("all_reduce", 2, communication={"implementation": "ring"}, megabytes=_SIZES),
-        "tfdist": make_job("all_reduce", 2, communication={}, megabytes=_SIZES),
-        "tfdist compressed": make_job("all_reduce", 2, communication={"dtype": "bfloat16"}, megabytes=_SIZES),
-        "tfdist one pack": make_job("all_reduce", 2, communication={"bytes_per_pack": 0}, megabytes=_SIZES),
+        name: make_job("all_reduce", 2, communication={"implementation": implementation}, megabytes=_SIZES)
+        for name, implementation in (("TensorFlow's ring", "ring"), ("tfdist", "auto"))
     }
     with rounds.start(jobs, folder, pin=options.pin, hosts=hosts) as participants:
         for size in _SIZES:
