@@ -93,7 +93,7 @@ def measure() -> None:
         hosts = stack.enter_context(slow_link.slow(values.link)) if values.link else None
         for section in values.sections:
             print(f"measuring {section} ...", file=sys.stderr, flush=True)
-            for rows in sections.measure(section, options, folder, hosts):
+            for rows in sections.SECTIONS[section](options, folder, hosts):
                 found += rows
                 if values.json:  # After each table: a later one may fail or be interrupted.
                     files.write_json(values.json, {"link": values.link, "rows": found})

@@ -23,9 +23,7 @@ _RESNET50 = {"target": "tfdist.zoo.models:application", "name": "ResNet50V2", "n
 # name -> a workload of the benchmark, and what is changed of it: batches that fill a GPU.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mlp": ("mlp", {}),
-    "mnist": ("mnist", {"batch": 256}),
     "resnet20": ("resnet20", {"batch": 128}),
-    "transformer": ("transformer", {"batch": 256}),
     "resnet50v2": (
         "resnet50v2",
         {

@@ -19,7 +19,7 @@ from tfdist.tools import measure as measure_lib
 from tfdist.tools import tables
 
 # Megabytes of the gradients.
-SIZES = {"mlp": 0.4, "mnist": 0.34, "resnet20": 1.08, "resnet50v2": 94, "transformer": 12.7}
+SIZES = {"resnet50v2": 94, "transformer": 12.7}
 THREADS = (1, 2)
 HEADER = ("link", "threads", "one worker", "sum alone", "two workers", "hidden", "DDP")
 
@@ -27,7 +27,7 @@ HEADER = ("link", "threads", "one worker", "sum alone", "two workers", "hidden",
 def define_flags() -> None:
     """Defines the flags; not at import, because other tools use the same names."""
     flags.DEFINE_list("links", ["lo", "1gbit", "100mbit"], 'Rates of the links, or "lo".')
-    flags.DEFINE_list("workloads", ["resnet50v2", "transformer"], f"Any of {', '.join(SIZES)}.")
+    flags.DEFINE_list("workloads", list(SIZES), f"Any of {', '.join(SIZES)}.")
     flags.DEFINE_bool("pin", True, "Pin each worker to a CPU core; otherwise all workers have all cores.")
     flags.DEFINE_float("seconds", 2.0, "Length of a turn.", lower_bound=0.01)
     flags.DEFINE_integer("rounds", 5, "Number of turns of each participant.", lower_bound=1)

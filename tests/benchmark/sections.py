@@ -17,7 +17,6 @@ CHANGES = {
     "float16": {"train.precision": "float16"},
     "xla": {"train.xla": True},
 }
-SECTIONS = ("steps", "input", "all_reduce", "start")
 PEERS = ("keras", "ddp")
 # One dict for each line of a table; see `rows`.
 Rows = list[dict[str, Any]]
@@ -39,27 +38,6 @@ class Options:
     pin: bool
 
 
-def measure(section: str, options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterator[Rows]:
-    """Measures one of `SECTIONS`; yields the rows of each table as soon as they are measured.
-
-    Args:
-        section: its name.
-        options: see `Options`.
-        folder: for data and logs.
-        hosts: two network namespaces joined by a slow link, or None: the workers use localhost.
-
-    Raises:
-        ValueError: a participant failed, or there are fewer CPU cores than workers to pin.
-    """
-    if section == "steps":
-        return _steps(options, folder, hosts)
-    if section == "input":
-        return _inputs(options, folder)
-    if section == "all_reduce":
-        return _all_reduces(options, folder, hosts)
-    return _starts(options, folder)
-
-
 def pytorch_problem() -> str:
     """Why the PyTorch peer cannot run, for a message; empty if it can."""
     return "" if importlib.util.find_spec("torch") else "PyTorch is not installed: pip install torch"
@@ -68,8 +46,8 @@ def pytorch_problem() -> str:
 def show(rows: Rows) -> None:
     """Prints one table."""
     reference = next(row["name"] for row in rows if row["ratio"] == 1.0)
-    header = ("", "ms, median", "best", "CPU", f"times {reference}", "peak MB")
-    names = ("name", "milliseconds", "best_milliseconds", "cpu_milliseconds", "ratio", "peak_mb")
+    header = ("", "ms, median", "CPU", f"times {reference}", "peak MB")
+    names = ("name", "milliseconds", "cpu_milliseconds", "ratio", "peak_mb")
     cells = [[row[name] for name in names] for row in rows]
     print(f"{rows[0]['title']}\n{tables.text(header, cells)}\n", flush=True)
 
@@ -139,10 +117,11 @@ def pytorch_jobs(workload: str, workers: int, options: Options, interface: str) 
     return jobs
 
 
-def _inputs(options: Options, folder: Path) -> Iterator[Rows]:
+def _inputs(options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterator[Rows]:
     """Input pipelines on one worker, and on one worker of several."""
     from tests.benchmark import input_pipelines  # With TensorFlow.
 
+    del hosts
     input_pipelines.write_small(folder)
     for title, ours, classic in (
         ("memory", "memory", "memory"),
@@ -168,15 +147,13 @@ def _all_reduces(options: Options, folder: Path, hosts: rounds.Hosts | None) -> 
             yield rows("all_reduce", f"sum of {size:g} MB over two workers", results, "tfdist")
 
 
-def _starts(options: Options, folder: Path) -> Iterator[Rows]:
+def _starts(options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterator[Rows]:
     """The time to the first finished step."""
+    del hosts
     workloads.write_data(workloads.WORKLOADS["mlp"], folder)
     core = min(os.sched_getaffinity(0)) if options.pin else None
     taken = startup_time.measure(folder, rounds=options.rounds, core=core)
-    results = {
-        name: rounds.Result(milliseconds=1e3 * median, best_milliseconds=1e3 * best)
-        for name, (median, best) in taken.items()
-    }
+    results = {name: rounds.Result(milliseconds=1e3 * seconds) for name, seconds in taken.items()}
     yield rows("start", "from the command to the first finished step of an MLP", results, "tfdist")
 
 
@@ -193,3 +170,9 @@ def rows(section: str, title: str, results: dict[str, rounds.Result], ours: str)
         }
         for name, result in results.items()
     ]
+
+
+# Name -> function of the options, a folder for data and logs, and two hosts joined by a slow link, or None: localhost.
+# It yields the rows of each table as soon as they are measured, and raises ValueError: a participant failed, or there
+# are fewer CPU cores than workers to pin.
+SECTIONS = {"steps": _steps, "input": _inputs, "all_reduce": _all_reduces, "start": _starts}
