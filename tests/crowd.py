@@ -21,13 +21,15 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import sys
 import tempfile
 import time
 from typing import Any
 
 import psutil
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "support"))  # Where pytest finds it.
+import launching
 
 from tfdist.cluster import interruption
 from tfdist.cluster.control import keys, listener, peers, rendezvous, watchdog
@@ -38,7 +40,6 @@ KEY = keys.Key(b"k" * 64)
 # Values of the size of a config, which the workers compare.
 VALUES = {f"config.field{number}": "value" for number in range(60)}
 IDLE_SECONDS = 10.0
-LAST_PORT = 32_000
 # Seconds after the last start in which all must have met; MiB (PSS) of the chief, which has a connection to each, and
 # of another worker; the chief's share of a core when idle.
 MOST_SECONDS, MOST_OF_CHIEF, MOST_MEMORY, MOST_BUSY = 10.0, 40.0, 15.0, 0.02
@@ -85,10 +86,10 @@ def worker(rank: int, addresses: list[str], ports: list[int], seconds: float, li
 class Crowd:
     """The workers of one case."""
 
-    def __init__(self, size: int, limit: float, absent: range, folder: pathlib.Path, first_port: int):
+    def __init__(self, size: int, limit: float, absent: range, folder: pathlib.Path):
         self.size, self.folder = size, folder
         self.seconds = max(6.0, size / 16)
-        ports = free_ports(size, first_port)
+        ports = launching.free_ports(size)
         addresses = [f"localhost:{port}" for port in ports]
         self.met, out = os.pipe()
         self.pids: dict[int, int] = {}
@@ -142,25 +143,12 @@ class Crowd:
         os.close(self.met)
 
 
-def free_ports(count: int, first: int) -> list[int]:
-    """Ports from `first` on that nobody listens at now, below those that the system gives to outgoing connections."""
-    found = []
-    for port in range(first, LAST_PORT):
-        with contextlib.closing(socket.socket()) as one, contextlib.suppress(OSError):
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            one.bind(("", port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    sys.exit(f"tests.crowd: there are {len(found)} free ports from {first} to {LAST_PORT}. Wanted: {count}")
-
-
-def run(case: str, size: int, limit: float, first_port: int) -> bool:
+def run(case: str, size: int, limit: float) -> bool:
     """Runs a case; prints what was measured, and returns whether all is as it should be."""
     first = size // 3
     absent = {"absent": range(first, first + 1), "fifth": range(first, first + size // 5)}.get(case, range(0))
     with tempfile.TemporaryDirectory() as folder:
-        crowd = Crowd(size, limit, absent, pathlib.Path(folder), first_port)
+        crowd = Crowd(size, limit, absent, pathlib.Path(folder))
         try:
             return (_missing if absent else _meeting)(case, crowd, absent, limit)
         finally:
@@ -225,12 +213,10 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1024)
     parser.add_argument("--cases", default=",".join(CASES), help=f"any of {', '.join(CASES)}")
     parser.add_argument("--heartbeat_seconds", type=float, default=10.0)
-    parser.add_argument("--first_port", type=int, default=10_000, help="of two at the same time, each has its own")
     options = parser.parse_args()
     listener.raise_descriptor_limit()
     gc.freeze()  # A collection in a worker does not copy the pages that it shares with the others.
-    given = options.workers, options.heartbeat_seconds, options.first_port
-    good = [run(case, *given) for case in options.cases.split(",")]
+    good = [run(case, options.workers, options.heartbeat_seconds) for case in options.cases.split(",")]
     print(json.dumps(dict(zip(options.cases.split(","), good, strict=True))))
     return 0 if all(good) else 1
 

@@ -40,15 +40,10 @@ def define_flags() -> None:
 def check_flags() -> None:
     """Exits with one message if a flag has an unknown value."""
     values = flags.FLAGS
-    for name, chosen, known in (
-        ("sections", values.sections, sections.SECTIONS),
-        ("workloads", values.workloads, workloads.WORKLOADS),
-        ("variants", "+".join(values.variants).split("+"), sections.CHANGES),
-        ("peers", values.peers or [], sections.PEERS),
-    ):
-        for word in chosen:
-            if word not in known:
-                sys.exit(f"--{name}: there is no {word!r}; there are {', '.join(known)}.")
+    messages.check_names("sections", values.sections, sections.SECTIONS)
+    messages.check_names("workloads", values.workloads, workloads.WORKLOADS)
+    messages.check_names("variants", "+".join(values.variants).split("+"), sections.CHANGES)
+    messages.check_names("peers", values.peers or [], sections.PEERS)
     if not all(word.isdecimal() and int(word) > 0 for word in values.workers):
         sys.exit(f"--workers must be numbers from 1 on, as 1,2. Received: {','.join(values.workers)!r}")
     problem = sections.pytorch_problem() if "ddp" in (values.peers or []) else ""
@@ -60,8 +55,7 @@ def check_machine() -> None:
     """Checks, before anything is measured, that this machine can measure what the flags name.
 
     Raises:
-        ValueError: another launcher started several processes, there are fewer CPU cores than workers to pin, or the
-            file of --json cannot be written.
+        ValueError: another launcher started several processes, or there are fewer CPU cores than workers to pin.
     """
     values = flags.FLAGS
     try:
@@ -73,28 +67,25 @@ def check_machine() -> None:
         if "steps" in values.sections:
             counts += map(int, values.workers) if values.link is None else [2]
         rounds.choose_cores(max(counts, default=1))
-    if values.json:
-        try:
-            os.makedirs(os.path.dirname(values.json) or ".", exist_ok=True)
-            open(values.json, "a").close()
-        except OSError as error:
-            raise ValueError(f"--json={values.json} cannot be written: {error.strerror}. Give another path.") from None
 
 
 def measure() -> None:
     """Measures the sections that the flags name, and prints and writes each table."""
     values = flags.FLAGS
+    peers, problem = values.peers, sections.pytorch_problem()
+    if peers is None:
+        peers = ["keras"] if problem else [*sections.PEERS]
+        if problem and "steps" in values.sections:
+            print(f"The PyTorch peer is skipped: {problem}.", flush=True)
     options = sections.Options(
         workloads=values.workloads,
         workers=[int(word) for word in values.workers],
         variants=values.variants,
-        peers=sections.installed_peers() if values.peers is None else values.peers,
+        peers=peers,
         seconds=values.seconds,
         rounds=values.rounds,
         pin=values.pin,
     )
-    if values.peers is None and "steps" in values.sections and sections.pytorch_problem():
-        print(f"The PyTorch peer is skipped: {sections.pytorch_problem()}.", flush=True)
     found: sections.Rows = []
     with contextlib.ExitStack() as stack:
         stack.enter_context(processes.cleanup_on_sigterm())  # Removes the folder and the link.
@@ -102,7 +93,7 @@ def measure() -> None:
         hosts = stack.enter_context(slow_link.slow(values.link)) if values.link else None
         for section in values.sections:
             print(f"measuring {section} ...", file=sys.stderr, flush=True)
-            for rows in sections.measure(section, options, folder, hosts):
+            for rows in sections.SECTIONS[section](options, folder, hosts):
                 found += rows
                 if values.json:  # After each table: a later one may fail or be interrupted.
                     files.write_json(values.json, {"link": values.link, "rows": found})

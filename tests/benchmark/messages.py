@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 
 @contextlib.contextmanager
@@ -12,3 +12,10 @@ def one_message(command: str) -> Iterator[None]:
         yield
     except (ValueError, OSError) as error:
         sys.exit(f"{command}: {error}")
+
+
+def check_names(flag: str, chosen: Iterable[str], known: Collection[str]) -> None:
+    """Exits with one message if a word of a flag is unknown."""
+    for word in chosen:
+        if word not in known:
+            sys.exit(f"--{flag}: there is no {word!r}; there are {', '.join(known)}.")

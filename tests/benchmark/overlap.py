@@ -8,7 +8,6 @@ machine's own, are network namespaces: Linux, root only.
 """
 
 import contextlib
-import sys
 import tempfile
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from tfdist.tools import measure as measure_lib
 from tfdist.tools import tables
 
 # Megabytes of the gradients.
-SIZES = {"mlp": 0.4, "mnist": 0.34, "resnet20": 1.08, "resnet50v2": 94, "transformer": 12.7}
+SIZES = {"resnet50v2": 94, "transformer": 12.7}
 THREADS = (1, 2)
 HEADER = ("link", "threads", "one worker", "sum alone", "two workers", "hidden", "DDP")
 
@@ -28,7 +27,7 @@ HEADER = ("link", "threads", "one worker", "sum alone", "two workers", "hidden",
 def define_flags() -> None:
     """Defines the flags; not at import, because other tools use the same names."""
     flags.DEFINE_list("links", ["lo", "1gbit", "100mbit"], 'Rates of the links, or "lo".')
-    flags.DEFINE_list("workloads", ["resnet50v2", "transformer"], f"Any of {', '.join(SIZES)}.")
+    flags.DEFINE_list("workloads", list(SIZES), f"Any of {', '.join(SIZES)}.")
     flags.DEFINE_bool("pin", True, "Pin each worker to a CPU core; otherwise all workers have all cores.")
     flags.DEFINE_float("seconds", 2.0, "Length of a turn.", lower_bound=0.01)
     flags.DEFINE_integer("rounds", 5, "Number of turns of each participant.", lower_bound=1)
@@ -66,22 +65,14 @@ def measure(link: str, workload: str, folder: Path, *, pin: bool, seconds: float
 def main(argv: list[str]) -> None:
     """Runs the benchmark after its flags are parsed; an error of the user ends it with one message."""
     values = flags.FLAGS
-    unknown = [word for word in values.workloads if word not in SIZES]
-    if unknown:
-        sys.exit(f"--workloads: there is no {unknown[0]!r}; there are {', '.join(SIZES)}.")
+    messages.check_names("workloads", values.workloads, SIZES)
     with messages.one_message("tests.benchmark.overlap"), processes.cleanup_on_sigterm():
         for workload in values.workloads:
             print(f"{workloads.WORKLOADS[workload].title}, ms a step, {measure_lib.machine()}", flush=True)
             for link in values.links:
                 with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as folder:
-                    rows = measure(
-                        link,
-                        workload,
-                        Path(folder),
-                        pin=values.pin,
-                        seconds=values.seconds,
-                        turns=values.rounds,
-                    )
+                    turns = {"pin": values.pin, "seconds": values.seconds, "turns": values.rounds}
+                    rows = measure(link, workload, Path(folder), **turns)
                 print(tables.text(HEADER, rows), flush=True)
 
 

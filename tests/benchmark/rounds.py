@@ -78,9 +78,8 @@ class Participant:
 class Result:
     """The measurements of one participant."""
 
-    # Milliseconds of a step: median and best over the turns, and median CPU time of one worker.
+    # Milliseconds of a step: median over the turns, and median CPU time of one worker.
     milliseconds: float
-    best_milliseconds: float
     cpu_milliseconds: float | None = None
     steps: int | None = None
     peak_mb: float | None = None
@@ -141,7 +140,6 @@ def take_turns(participants: Sequence[Participant], case: str, *, seconds: float
         scale = 1000.0 / steps[participant.name]
         results[participant.name] = Result(
             milliseconds=statistics.median(clock) * scale,
-            best_milliseconds=min(clock) * scale,
             cpu_milliseconds=statistics.median(cpu) * scale,
             steps=steps[participant.name] * rounds,
             peak_mb=participant.peak_mb,

@@ -15,16 +15,11 @@ CHANGES = {
     "float32": {},
     "bfloat16": {"train.precision": "bfloat16"},
     "float16": {"train.precision": "float16"},
-    "compressed": {"communication.dtype": "bfloat16"},
-    "one_pack": {"communication.bytes_per_pack": 0},
     "xla": {"train.xla": True},
 }
-SECTIONS = ("steps", "input", "all_reduce", "start")
 PEERS = ("keras", "ddp")
 # One dict for each line of a table; see `rows`.
 Rows = list[dict[str, Any]]
-# Variants that PyTorch has, too.
-_PYTORCH = ("bfloat16", "compressed")
 _SIZES = (0.001, 1, 10, 100)
 
 
@@ -43,42 +38,16 @@ class Options:
     pin: bool
 
 
-def measure(section: str, options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterator[Rows]:
-    """Measures one of `SECTIONS`; yields the rows of each table as soon as they are measured.
-
-    Args:
-        section: its name.
-        options: see `Options`.
-        folder: for data and logs.
-        hosts: two network namespaces joined by a slow link, or None: the workers use localhost.
-
-    Raises:
-        ValueError: a participant failed, or there are fewer CPU cores than workers to pin.
-    """
-    if section == "steps":
-        return _steps(options, folder, hosts)
-    if section == "input":
-        return _inputs(options, folder)
-    if section == "all_reduce":
-        return _all_reduces(options, folder, hosts)
-    return _starts(options, folder)
-
-
 def pytorch_problem() -> str:
     """Why the PyTorch peer cannot run, for a message; empty if it can."""
     return "" if importlib.util.find_spec("torch") else "PyTorch is not installed: pip install torch"
 
 
-def installed_peers() -> list[str]:
-    """The peers that can run with this Python."""
-    return [name for name in PEERS if name != "ddp" or not pytorch_problem()]
-
-
 def show(rows: Rows) -> None:
     """Prints one table."""
     reference = next(row["name"] for row in rows if row["ratio"] == 1.0)
-    header = ("", "ms, median", "best", "CPU", f"times {reference}", "peak MB")
-    names = ("name", "milliseconds", "best_milliseconds", "cpu_milliseconds", "ratio", "peak_mb")
+    header = ("", "ms, median", "CPU", f"times {reference}", "peak MB")
+    names = ("name", "milliseconds", "cpu_milliseconds", "ratio", "peak_mb")
     cells = [[row[name] for name in names] for row in rows]
     print(f"{rows[0]['title']}\n{tables.text(header, cells)}\n", flush=True)
 
@@ -138,21 +107,21 @@ def _step_jobs(name: str, workers: int, options: Options, hosts: rounds.Hosts | 
 
 
 def pytorch_jobs(workload: str, workers: int, options: Options, interface: str) -> dict[str, dict[str, Any]]:
-    """The jobs of PyTorch, alone or with DDP over a network interface, for each of the variants."""
+    """The jobs of PyTorch, alone or with DDP over a network interface, for each precision that it has, too."""
     jobs = {}
     for variant in options.variants:
-        words = [word for word in variant.split("+") if word in _PYTORCH]
-        settings = {word: word in words for word in _PYTORCH}
-        name = " ".join(["PyTorch", "DDP" if workers > 1 else "alone", "+".join(words) or "float32"])
-        jobs[name] = make_job("ddp", workers, workload=workload, **settings)
+        half = "bfloat16" in variant.split("+")
+        name = f"PyTorch {'DDP' if workers > 1 else 'alone'} {'bfloat16' if half else 'float32'}"
+        jobs[name] = make_job("ddp", workers, workload=workload, bfloat16=half)
         jobs[name]["environment"] = {"GLOO_SOCKET_IFNAME": interface}
     return jobs
 
 
-def _inputs(options: Options, folder: Path) -> Iterator[Rows]:
+def _inputs(options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterator[Rows]:
     """Input pipelines on one worker, and on one worker of several."""
     from tests.benchmark import input_pipelines  # With TensorFlow.
 
+    del hosts
     input_pipelines.write_small(folder)
     for title, ours, classic in (
         ("memory", "memory", "memory"),
@@ -169,10 +138,8 @@ def _inputs(options: Options, folder: Path) -> Iterator[Rows]:
 def _all_reduces(options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterator[Rows]:
     """All-reduces over two workers."""
     jobs = {
-        "TensorFlow's ring": make_job("all_reduce", 2, communication={"implementation": "ring"}, megabytes=_SIZES),
-        "tfdist": make_job("all_reduce", 2, communication={}, megabytes=_SIZES),
-        "tfdist compressed": make_job("all_reduce", 2, communication={"dtype": "bfloat16"}, megabytes=_SIZES),
-        "tfdist one pack": make_job("all_reduce", 2, communication={"bytes_per_pack": 0}, megabytes=_SIZES),
+        name: make_job("all_reduce", 2, communication={"implementation": implementation}, megabytes=_SIZES)
+        for name, implementation in (("TensorFlow's ring", "ring"), ("tfdist", "auto"))
     }
     with rounds.start(jobs, folder, pin=options.pin, hosts=hosts) as participants:
         for size in _SIZES:
@@ -180,15 +147,13 @@ def _all_reduces(options: Options, folder: Path, hosts: rounds.Hosts | None) -> 
             yield rows("all_reduce", f"sum of {size:g} MB over two workers", results, "tfdist")
 
 
-def _starts(options: Options, folder: Path) -> Iterator[Rows]:
+def _starts(options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterator[Rows]:
     """The time to the first finished step."""
+    del hosts
     workloads.write_data(workloads.WORKLOADS["mlp"], folder)
     core = min(os.sched_getaffinity(0)) if options.pin else None
     taken = startup_time.measure(folder, rounds=options.rounds, core=core)
-    results = {
-        name: rounds.Result(milliseconds=1e3 * median, best_milliseconds=1e3 * best)
-        for name, (median, best) in taken.items()
-    }
+    results = {name: rounds.Result(milliseconds=1e3 * seconds) for name, seconds in taken.items()}
     yield rows("start", "from the command to the first finished step of an MLP", results, "tfdist")
 
 
@@ -205,3 +170,9 @@ def rows(section: str, title: str, results: dict[str, rounds.Result], ours: str)
         }
         for name, result in results.items()
     ]
+
+
+# Name -> function of the options, a folder for data and logs, and two hosts joined by a slow link, or None: localhost.
+# It yields the rows of each table as soon as they are measured, and raises ValueError: a participant failed, or there
+# are fewer CPU cores than workers to pin.
+SECTIONS = {"steps": _steps, "input": _inputs, "all_reduce": _all_reduces, "start": _starts}

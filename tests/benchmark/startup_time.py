@@ -56,7 +56,7 @@ def get_config():
 NAMES = ("bare script", "tfdist")
 
 
-def measure(folder: Path, *, rounds: int, core: int | None) -> dict[str, tuple[float, float]]:
+def measure(folder: Path, *, rounds: int, core: int | None) -> dict[str, float]:
     """Runs a bare script and tfdist in turn, `rounds` times after a first time that does not count.
 
     Args:
@@ -65,7 +65,7 @@ def measure(folder: Path, *, rounds: int, core: int | None) -> dict[str, tuple[f
         core: the CPU core to pin both to; None: not pinned.
 
     Returns:
-        A name of `NAMES` -> (median, best) time to the first finished step, in seconds.
+        A name of `NAMES` -> median time to the first finished step, in seconds.
 
     Raises:
         ValueError: a run failed; contains the end of its standard error.
@@ -84,7 +84,7 @@ def measure(folder: Path, *, rounds: int, core: int | None) -> dict[str, tuple[f
         lines = [json.loads(line) for line in (workdir / metrics_file.METRICS).read_text().splitlines()]
         taken["tfdist"].append(next(line["time"] for line in lines if line["kind"] == "train") - started)
     # The first run of each reads files from disk; later ones from the page cache.
-    return {name: (statistics.median(seconds[1:]), min(seconds[1:])) for name, seconds in taken.items()}
+    return {name: statistics.median(seconds[1:]) for name, seconds in taken.items()}
 
 
 def _run(command: list[str], folder: Path, core: int | None) -> str:

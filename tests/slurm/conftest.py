@@ -2,7 +2,8 @@
 
 import forked
 import pytest
-from launching import run_all, train_command, weights, worker_environment
+import topologies
+from launching import run_all, train_command, worker_environment
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -12,7 +13,7 @@ def as_started_by_slurm(graph_optimizers):
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory):
-    """The weights of one worker that no launcher has started."""
+    """The arrays of the run of one worker that no launcher has started."""
     workdir = tmp_path_factory.mktemp("alone")
     run_all([train_command(workdir)], [worker_environment(**{forked.OPTIMIZE: "1"})])
-    return weights(workdir)
+    return topologies.arrays(workdir)

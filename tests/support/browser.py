@@ -66,7 +66,7 @@ class Browser:
 
 
 @contextlib.contextmanager
-def opened(folder: pathlib.Path, width: int = 1400, height: int = 1000) -> Iterator[Browser]:
+def opened(folder: pathlib.Path) -> Iterator[Browser]:
     """Starts the browser with an empty profile in `folder`, and ends it after the `with` block."""
     (port,) = launching.free_ports(1)
     with (folder / "chromedriver.log").open("wb") as log:
@@ -75,7 +75,7 @@ def opened(folder: pathlib.Path, width: int = 1400, height: int = 1000) -> Itera
             base = f"http://localhost:{port}"
             wait_for(f"{base}/status")
             arguments = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-            arguments += [f"--window-size={width},{height}", f"--user-data-dir={folder / 'profile'}"]
+            arguments += ["--window-size=1400,1000", f"--user-data-dir={folder / 'profile'}"]
             options = {"browserName": "chrome", "goog:chromeOptions": {"args": arguments}}
             session = _request(f"{base}/session", {"capabilities": {"alwaysMatch": options}})["sessionId"]
             try:

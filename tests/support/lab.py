@@ -88,14 +88,14 @@ def normalised(num_classes: int = 10, input_shape=(8, 8, 1), momentum: float = 0
     return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(outputs), name="normalised")
 
 
-def mixed(num_classes: int = 10, l2: float = 1e-3) -> keras.Model:
+def mixed(num_classes: int = 10) -> keras.Model:
     """Returns a convolution, batch normalisation, dropout, and a dense layer with an L2 penalty."""
     inputs = keras.Input((8, 8, 1), name="image")
     outputs = keras.layers.Conv2D(4, 3, padding="same", name="conv")(inputs)
     outputs = keras.layers.BatchNormalization(momentum=0.9, name="norm")(outputs)
     outputs = keras.layers.Flatten(name="flatten")(keras.layers.ReLU(name="relu")(outputs))
     outputs = keras.layers.Dropout(0.3, name="dropout")(outputs)
-    penalty = keras.regularizers.L2(l2) if l2 else None
+    penalty = keras.regularizers.L2(1e-3)
     return keras.Model(inputs, keras.layers.Dense(num_classes, kernel_regularizer=penalty, name="logits")(outputs))
 
 

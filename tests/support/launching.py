@@ -1,9 +1,8 @@
-"""A short training of configs/digits.py and its weights, for tests that run it under different launchers."""
+"""A short training of configs/digits.py, for tests that run it under different launchers; commands in general."""
 
 import contextlib
 import csv
 import fcntl
-import io
 import os
 import pathlib
 import pty
@@ -14,13 +13,10 @@ import subprocess
 import sys
 import tempfile
 import termios
-import zipfile
 from collections.abc import Callable
 from typing import Any
 
 import forked
-import h5py
-import numpy as np
 import processes
 from processes import REPOSITORY as REPOSITORY
 
@@ -28,8 +24,6 @@ from tfdist.cluster.control import listener
 
 # Variables of the launcher of the tests, and the level of TensorFlow's log.
 _REMOVED = ("SLURM", "OMPI_", "PMI_", "PMIX_", "TF_CONFIG", "TFDIST_", "TF_CPP_MIN_LOG_LEVEL")
-# Weights are bitwise equal on one topology, and equal to this tolerance on another, which sums in another order.
-ATOL = 1e-5
 # The range of `free_ports`.
 _PORTS = (20000, 32000)
 
@@ -142,26 +136,3 @@ def on_a_terminal(command: list[str], popen: Callable[..., subprocess.Popen] = f
     text = b"".join(parts).decode(errors="replace")
     assert code == 0, text
     return text
-
-
-def weights(workdir: os.PathLike | str) -> dict[str, np.ndarray]:
-    """Every array of the exported model.keras, optimizer's left out, by its path in the file."""
-    found = {}
-
-    def take(name: str, item: h5py.Group | h5py.Dataset) -> None:
-        if isinstance(item, h5py.Dataset) and not name.startswith("optimizer"):
-            found[name] = item[()]
-
-    with zipfile.ZipFile(pathlib.Path(workdir, "model.keras")) as archive:
-        content = archive.read("model.weights.h5")
-    with h5py.File(io.BytesIO(content)) as file:
-        file.visititems(take)
-    assert found
-    return found
-
-
-def assert_weights_agree(first: dict[str, np.ndarray], second: dict[str, np.ndarray], *, atol: float) -> None:
-    """Asserts that two trainings have arrived at the same weights; `atol` 0 means to the bit."""
-    assert first.keys() == second.keys()
-    for name in first:
-        np.testing.assert_allclose(first[name], second[name], rtol=0, atol=atol, err_msg=name)

@@ -150,7 +150,6 @@ def slurm_cluster(
     cpus: int = 16,
     gpus: int = 0,
     features: str = "",
-    start_seconds: float = 60.0,
 ) -> Iterator[SlurmCluster]:
     """Runs a Slurm for the duration of a `with` block; afterwards no process of it is left.
 
@@ -162,7 +161,6 @@ def slurm_cluster(
         cpus: processors that Slurm counts on each node; need not exist, and nothing is bound to them.
         gpus: GPUs that Slurm counts on each node, and names in the tasks' variables. They stand for /dev/null.
         features: what every node has, as constraints name it: "v100-32g,gpu".
-        start_seconds: how long the nodes may take to become idle.
 
     Raises:
         ValueError: the path of `directory` is too long for a socket.
@@ -190,7 +188,7 @@ def slurm_cluster(
             start_new_session=True,  # Control-C reaches the test, which then ends the cluster.
         )
     try:
-        _await_ready(process, directory, start_seconds)
+        _await_ready(process, directory)
         yield SlurmCluster(nodes, directory, env, process.pid)
     finally:
         process.stdin.close()
@@ -227,8 +225,8 @@ def _end(process: subprocess.Popen) -> tuple[str, str]:
     return process.communicate()
 
 
-def _await_ready(process: subprocess.Popen, directory: pathlib.Path, seconds: float) -> None:
-    ready, _, _ = select.select([process.stdout], [], [], seconds)
+def _await_ready(process: subprocess.Popen, directory: pathlib.Path) -> None:
+    ready, _, _ = select.select([process.stdout], [], [], 60.0)  # Until the nodes are idle.
     if ready and process.stdout.readline() == b"ready\n":
         return
     ends = [f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in sorted(directory.glob("*.log"))]

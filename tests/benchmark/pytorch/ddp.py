@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,7 +27,7 @@ def ddp(job: dict[str, Any], folder: Path) -> dict[str, Callable[[int], None]]:
     """A training step of `job["workload"]`, by name; one worker uses the bare module, without DDP.
 
     Args:
-        job: `bfloat16` turns on autocast; `compressed` DDP's hook that sends gradients in bfloat16.
+        job: `bfloat16` turns on autocast, `compiled` torch.compile.
         folder: holds the data.
     """
     torch.set_num_threads(1)
@@ -46,9 +45,6 @@ def ddp(job: dict[str, Any], folder: Path) -> dict[str, Callable[[int], None]]:
     rank, workers = _join()
     if workers > 1:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        if job["compressed"]:
-            # Within a function: by its own name PyTorch 2.13 refuses it over gloo, where it works.
-            model.register_comm_hook(None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket))
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, fused=True)
     batches = _batches(workload, folder, rank, workers, device)
     arithmetic = torch.autocast(device, torch.bfloat16) if job["bfloat16"] else contextlib.nullcontext()

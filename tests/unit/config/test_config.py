@@ -155,13 +155,6 @@ def test_all_wrong_fields_are_named_at_once():
     assert [line.split()[0] for line in lines] == ["config.data.batch_size", "config.seed", "config.train:"]
 
 
-def test_a_field_that_does_not_exist_cannot_be_set():
-    with pytest.raises(TypeError, match="batchsize"):
-        config.Data(batchsize=3)
-    with pytest.raises(AttributeError, match="batchsize"):
-        make().data.batchsize = 3
-
-
 def test_differences_name_what_decides_the_weights_and_nothing_else():
     old, new = make(seed=1), make(seed=2)
     assert diff.differences(dataclasses.asdict(old), dataclasses.asdict(old)) == []

@@ -58,11 +58,11 @@ def test_steps_and_baselines_are_measured_even_if_the_terminal_is_closed(tmp_pat
 @needs_torch
 def test_pytorch_is_measured_alone_and_by_ddp(tmp_path):
     path = tmp_path / "numbers.json"
-    flags = ["--workers=1,2", "--variants=bfloat16+compressed", "--seconds=0.02", "--rounds=1", "--nopin"]
+    flags = ["--workers=1,2", "--variants=bfloat16", "--seconds=0.02", "--rounds=1", "--nopin"]
     benchmark("--sections=steps", "--workloads=mlp", "--peers=ddp", *flags, f"--json={path}")
     rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
     for name in ("alone", "DDP"):
-        assert rows[f"PyTorch {name} bfloat16+compressed"]["milliseconds"] > 0
+        assert rows[f"PyTorch {name} bfloat16"]["milliseconds"] > 0
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,6 @@ def test_pytorch_is_measured_alone_and_by_ddp(tmp_path):
         slow(["--sections=all_reduce", "--link=fast", "--nopin"], "tests.benchmark: --link"),
         (["--workers=1,"], "--workers must be numbers from 1 on, as 1,2. Received: '1,'"),
         slow(["--workers=2,5000"], "5000 workers need a CPU core each, and there are"),
-        slow(["--json=/tmp", "--nopin"], "--json=/tmp cannot be written: Is a directory."),
     ],
 )
 def test_unmeasurable_values_are_reported(flags, message):

@@ -1,9 +1,7 @@
-"""AlexNet, and the line."""
+"""AlexNet. The line: tests/workers/test_consistency.py."""
 
 import numpy as np
 import pytest
-from launching import run_all, worker_environment
-from topologies import command, records
 
 from tfdist.configs.networks import classic
 
@@ -18,18 +16,3 @@ def test_alexnet_has_the_size_of_its_layers_and_both_forms_are_one_network():
     sequential.set_weights(functional.get_weights())
     images = np.random.default_rng(0).random((2, 67, 67, 3), np.float32)
     np.testing.assert_array_equal(functional(images), sequential(images))
-
-
-@pytest.mark.slow
-def test_the_line_goes_where_gradient_descent_takes_it(tmp_path):
-    batch = ["--config.data.batch_size=64", "--config.train.steps=20"]
-    run_all([command(tmp_path, *batch, config="configs/line.py")], [worker_environment()])
-    steps = records(tmp_path, "train")
-    points = classic.points("train").read(np.arange(64))
-    x, y = (np.asarray(points[name], np.float64)[:, 0] for name in ("x", "y"))
-    m, n = -1.0, 2.0
-    assert len(steps) == 20
-    for step in steps:
-        error = m * x + n - y
-        np.testing.assert_allclose([step["m"], step["n"], step["loss"]], [m, n, np.mean(error**2)], rtol=1e-4)
-        m, n = m - 0.1 * np.mean(2 * error * x), n - 0.1 * np.mean(2 * error)

@@ -80,9 +80,3 @@ def test_one_cycle_rises_and_falls_linearly_and_peaks_where_asked(peak_at):
     if peak_at == 0.3:
         np.testing.assert_allclose(np.diff(values[:31]), 0.9 / 30, rtol=1e-4)
         np.testing.assert_allclose(np.diff(values[30:]), -0.99 / 70, rtol=1e-4)
-
-
-def test_settable_is_a_number_that_callbacks_set():
-    optimizer = keras.optimizers.SGD(schedules.settable(0.5, total_steps=4, warmup_steps=0))
-    optimizer.learning_rate = 0.25
-    assert float(keras.ops.convert_to_numpy(optimizer.learning_rate)) == 0.25
