@@ -80,7 +80,8 @@ def _is_users(value: Any) -> bool:
 def _holds_tensors(value: Any, graph: tf.Graph | None = None) -> bool:
     """Returns whether a value is a tensor of a graph, any without `graph`, or a list, tuple or dict with one."""
     if isinstance(value, dict):
-        return all(isinstance(name, str) for name in value) and _holds_tensors([*value.values()], graph)
+        sortable = any(all(isinstance(key, kind) for key in value) for kind in (str, int))
+        return sortable and _holds_tensors([*value.values()], graph)
     if isinstance(value, list | tuple):
         return any(_holds_tensors(one, graph) for one in value)
     return tf.is_symbolic_tensor(value) and graph in (None, getattr(value, "graph", None))

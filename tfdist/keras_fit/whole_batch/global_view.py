@@ -191,14 +191,15 @@ class GlobalView:
             return self._call_whole(original, layer, *args, **keywords)
         args, keywords, rows = tf.nest.pack_sequence_as(given, self.rows_of_arguments(flat, decided))
         attributes.assign(held, rows)
+        before = tf.nest.flatten(rows)  # The call may change lists and dicts in `rows`.
         with patching.set_in_block(self, in_layer=True, on_rows=layer):
             run = self._by_xla if self.xla and not self.discovers else lambda call, *given: call(*given)
             first = self.num_operations()
             outputs = run(lambda args, keywords: original(layer, *args, **keywords), args, keywords)
             self.in_layers.append((first, self.num_operations()))
-        before = {id(one) for one in tf.nest.flatten(rows)}
+        known = {id(one) for one in before}
         kept = attributes.tensors_of(layer, self.graph)
-        kept = [place for place in kept if not before.issuperset(map(id, tf.nest.flatten(place[-1])))]
+        kept = [place for place in kept if not known.issuperset(map(id, tf.nest.flatten(place[-1])))]
         attributes.assign(held, given[-1])
         made = outputs, [value for *_, value in kept]
         flat = tf.nest.flatten(made)
@@ -217,30 +218,38 @@ class GlobalView:
     def _by_xla(self, call: Callable[..., Any], *given: Any) -> Any:
         """Calls a layer, compiled by XLA with its gradients.
 
-        Masks, logits and added losses are outputs of the compiled function, too.
+        Masks, logits, added losses and tensors in attributes are outputs of the compiled function, too.
         """
         places: list[Any] = []
+        kept: list[tuple[Any, str, Any]] = []
+        inner: list[Any] = []
 
         @tf.function(jit_compile=True, autograph=False)
-        def compiled(tensors: list[Any]) -> tuple[Any, dict[int, Any], dict[int, Any], list[Any]]:
+        def compiled(tensors: list[Any]) -> tuple[list[Any], dict[int, Any], dict[int, Any], list[Any]]:
             found = iter(tensors)
             outputs = call(*tf.nest.pack_sequence_as(given, [next(found) if _is_tensor(one) else one for one in flat]))
-            made = [*enumerate(tf.nest.flatten(outputs))]
+            kept[:] = attributes.tensors_of(self.on_rows, tf.compat.v1.get_default_graph())
+            inner[:] = outputs, [value for *_, value in kept]
+            made = [*enumerate(tf.nest.flatten(inner))]
             masks = {place: rows_lib.mask_of(one) for place, one in made if isinstance(one, tf.Tensor)}
             masks = {place: mask for place, mask in masks.items() if mask is not None}
             logits = {place: one._keras_logits for place, one in made if hasattr(one, "_keras_logits")}
             places[:] = [place for place, _ in self.losses]
-            return outputs, masks, logits, [loss for _, loss in self.losses]
+            return [one for _, one in made if _is_tensor(one)], masks, logits, [loss for _, loss in self.losses]
 
         flat = tf.nest.flatten(given)
         with patching.set_in_block(self, losses=[], compiles=True):
-            outputs, masks, logits, losses = compiled([one for one in flat if _is_tensor(one)])
+            results, masks, logits, losses = compiled([one for one in flat if _is_tensor(one)])
         for (layer, index), loss in zip(places, losses, strict=True):
             shard_layers.added_losses(layer)[index] = self._whole_loss(loss)
-        for place, one in enumerate(tf.nest.flatten(outputs)):
+        found = iter(results)
+        made = [next(found) if _is_tensor(one) else one for one in tf.nest.flatten(inner)]
+        for place, one in enumerate(made):
             rows_lib.with_mask(one, masks.get(place))
             if place in logits:
                 one._keras_logits = logits[place]
+        outputs, values = tf.nest.pack_sequence_as(inner, made)
+        attributes.assign(kept, values)
         return outputs
 
     def _call_whole(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
