@@ -39,11 +39,16 @@ class Batch:
 
 
 class _StepModel(keras.Model):
-    """A model that holds the objects a step uses; its `train_step` is the step."""
+    """A model that holds the objects a step uses; its `train_step` is the step.
 
-    def __init__(self, function: Callable[[Any], Any], parts: list[Any]):
+    Args:
+        owner: the object whose method the step is; None: it is a function.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], parts: list[Any], owner: Any):
         super().__init__()
         self.function, self.parts = function, parts
+        vars(self)["owner"] = owner  # Keras does not track its variables a second time.
         self.built = True
 
     def train_step(self, data: Any) -> Any:
@@ -128,7 +133,7 @@ class Step(OneStep):
             with cluster.scope():
                 optimizers = [one for one in self._parts if isinstance(one, keras.Optimizer)]
                 others = [one for one in self._parts if not isinstance(one, keras.Optimizer)]
-                self._model = _StepModel(self._call_by_name, others)
+                self._model = _StepModel(self._call_by_name, others, getattr(self._function, "__self__", None))
                 self._model.compile(optimizer=optimizers[0] if optimizers else "sgd")
         return super().make(cluster, batch)
 
