@@ -198,7 +198,8 @@ def newest_valid(directory: Path, report: Callable[[str], None], *, holds_lock: 
         holds_lock: whether this run holds the lock of the workdir; see `_rename_complete`.
 
     Raises:
-        DamagedCheckpointError: checkpoints exist, but none is valid. Starting from scratch would overwrite the run.
+        DamagedCheckpointError: checkpoints exist, but none is valid, or `directory` is not a directory. Starting from
+            scratch would overwrite the run.
         OSError: a checkpoint could not be read for a minute. It is not skipped: a run that resumes from an older one
             would overwrite it.
     """

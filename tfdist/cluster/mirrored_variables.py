@@ -13,7 +13,7 @@ _SCATTER = ("add", "max", "min", "sub", "update")
 
 
 def add_methods() -> None:
-    """Adds `float(variable)`, `int(variable)`, `variable.scatter_nd_update(...)`, and `variable[...].assign(...)`.
+    """Adds `float(variable)`, `int(variable)`, `variable[...].assign(...)`, and methods such as `scatter_nd_update`.
 
     In `strategy.run`, all replicas must call them with equal values, as for `assign`.
     """

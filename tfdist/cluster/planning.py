@@ -76,8 +76,8 @@ def plan(
         communication: `config.communication`; None: the defaults.
 
     Raises:
-        ValueError: variables are inconsistent or missing; this worker has fewer GPUs than `options.gpus` names, or
-            none for NCCL; NCCL does not support `communication.dtype`.
+        ValueError: variables are inconsistent or missing; this worker has fewer GPUs than `options.gpus` names, none
+            for NCCL, or GPUs and several logical devices; NCCL does not support `communication.dtype`.
         GpusNotFoundError: this host has GPUs, but TensorFlow lists none.
     """
     options, communication = options or config_lib.ClusterOptions(), communication or config_lib.Communication()

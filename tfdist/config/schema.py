@@ -123,7 +123,7 @@ class Train:
     nonfinite: Literal["stop", "skip"] = "stop"
     """If the loss or a gradient is NaN or infinite: "stop" the run, or "skip" the update."""
     nonfinite_limit: int = 10
-    """Maximum number of skipped updates in the whole run; one more stops it."""
+    """Maximum number of skipped updates in the whole run, at least 1; one more stops it."""
     call_seconds: float = 2.0
     """Target duration of an execution (one call of a tf.function that runs several steps), in seconds. An execution has
     at least one step. Signals are handled between executions."""
@@ -203,7 +203,7 @@ class Report:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class ClusterOptions:
-    """Connections between the workers, failure detection and devices. May be changed when a run is resumed."""
+    """Connections, failure detection and devices. May be changed when a run is resumed. Times are at least 1 second."""
 
     port_base: int = 10000
     """First port of the range [port_base, port_base + port_count). The job id selects a run's ports in this range."""

@@ -29,7 +29,7 @@ class Inputs:
     adapt: Callable[..., None] | None
     train_source: Any = None
     evaluation_source: Any = None
-    # Spec of a batch of the pipeline -> spec of the batch that `config.data.prepare` returns; see `image.halves`.
+    # Spec of a batch of the pipeline -> spec of the batch that `config.data.prepare` returns; see `inputs.open_inputs`.
     prepared_spec: Callable[[dict[str, tf.TensorSpec]], dict[str, tf.TensorSpec]] = lambda spec: spec
 
 

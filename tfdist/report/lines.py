@@ -59,7 +59,7 @@ def epochs(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Formats a value with four significant digits: `0.4321`, `12.50`, `3.100e-05`, `51,200`."""
+    """Formats a value with at least four significant digits: `0.4321`, `12.50`, `3.100e-05`, `51,200`."""
     return f"{value:,.0f}" if 999.95 <= abs(value) < 1e15 else f"{value:#.4g}"
 
 

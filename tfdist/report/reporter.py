@@ -60,6 +60,7 @@ class Reporter:
 
         Raises:
             OSError: the workdir cannot be written.
+            ValueError: metrics.jsonl cannot be read.
         """
         if self.console is None or workdir is None:
             return

@@ -20,7 +20,7 @@ RunSteps = Callable[..., tuple[tf.Tensor, tf.Tensor]]
 
 
 class StopRequested(Exception):
-    """All workers agreed to stop: one received a signal, or its time limit is near. The caller saves the run."""
+    """All workers agreed to stop: one received a signal, or its time limit is near. In training, the caller saves."""
 
 
 class DivergedError(ArithmeticError):

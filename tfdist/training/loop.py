@@ -26,6 +26,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
     Raises:
         ValueError: the workdir holds a run with another config or other data, or the data cannot be used
             (`example_search.explain_errors`).
+        OSError: another run writes to the workdir, or the last checkpoint or the model cannot be written.
         DivergedError: the loss or the weights are non-finite; the last good checkpoint is kept.
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
         SystemExit: a hook of a script raised it.

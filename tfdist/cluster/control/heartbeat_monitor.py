@@ -127,7 +127,8 @@ class HeartbeatMonitor:
         """Waits until all workers have finished; after that, lost workers are ignored.
 
         Raises:
-            TimeoutError: some workers did not finish within `seconds`, not counting blocks of `pause_timers`.
+            TimeoutError: some workers did not finish within `seconds` after this call, or after the last block of
+                `pause_timers`.
         """
         self.stop_timer()  # Waiting for the chief, which may still write files, is not a stall.
         self.tell({"finished": True})
@@ -234,9 +235,8 @@ def describe_stall(monitor: HeartbeatMonitor, now: float) -> str:
     """Returns a message if an execution of this worker, or its wait for a file, takes too long; "" otherwise.
 
     The timer of an execution starts at the end of the previous one. Until the first one has ended, each collective has
-    its own timer. Time in which any worker is in a block of `pause_timers` does not count. For a single worker, time
-    outside of collectives does not count either: no other worker waits for it, and it may be in a notebook or a
-    debugger.
+    its own timer. Both start again after a block of `pause_timers` on any worker. For a single worker, time outside of
+    collectives does not count: no other worker waits for it, and it may be in a notebook or a debugger.
     """
     options, name = monitor.options, worker_name(monitor, monitor.rank)
     if (waits := monitor.waits_for_file()) is not None:

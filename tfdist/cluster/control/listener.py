@@ -20,7 +20,7 @@ _MAX_UNAUTHENTICATED = 256
 _AUTHENTICATION_SECONDS = 5.0
 # Pause after an error of accept, such as too many open files.
 _PAUSE_SECONDS = 0.1
-# Soft limit of file descriptors if the hard limit is higher: some programs loop over all numbers below the soft limit.
+# The soft limit of file descriptors is raised at most to this: some programs loop over all numbers below it.
 _DESCRIPTORS = 65_536
 
 

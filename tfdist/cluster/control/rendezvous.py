@@ -88,7 +88,7 @@ def rendezvous(
         ValueError: `must_match` values differ, two workers use the same resource, or there is no key; lists ranks and
             values.
         FileNotFoundError: workdir is not the same directory on all workers.
-        OSError: a worker's port is in use, or rank 0 cannot write to workdir.
+        OSError: a worker's port is in use, two workers have the same rank, or rank 0 cannot write to workdir.
     """
     path = None
     if workdir is not None:  # Workers may start in different directories.

@@ -27,7 +27,7 @@ def choose_gpus(spec: WorkerSpec, num_listed: int, wanted: int | Sequence[int] |
         wanted = share
     places = range(wanted) if isinstance(wanted, int) else wanted
     if any(place >= share for place in places):
-        fewer = f"choose from 0 to {share - 1}, or at most {share}; " if share else ""
+        fewer = f"give at most {share}, or a list of indices from 0 to {share - 1}; " if share else ""
         raise ValueError(
             f"config.cluster.gpus={wanted!r}, but this worker has {share} GPU(s): {fewer}0 trains on the CPU."
         )

@@ -45,7 +45,8 @@ def explain(run: Run, error: tf.errors.OpError) -> ValueError | None:
 def label_out_of_range(run: Run) -> str:
     """Returns a sentence about a label equal to the number of outputs, which is one too large; "": there is none.
 
-    On GPUs, and where XLA compiles the loss, such a label makes the loss NaN. Each worker searches its own examples.
+    On GPUs, and where XLA compiles the loss, such a label makes the loss NaN. Collective; each worker searches the
+    examples that it can read.
     """
     shape = getattr(run.context.model, "output_shape", None)
     integers = [one.shape for one in tf.nest.flatten(run.feed.spec) if one.dtype.is_integer]

@@ -21,6 +21,7 @@ def evaluate_only(run: Run, which: str) -> int:
     Raises:
         ValueError: there is no such checkpoint, it is damaged, the config names no evaluation split, or the data cannot
             be used (`example_search.explain_errors`).
+        ReplicaMismatchError, DivergedError: as `checkpointing.check_state`.
     """
     if run.feed.evaluation is None:
         raise ValueError("--mode=eval needs a split to evaluate. Received: config.data.evaluation_split=None")

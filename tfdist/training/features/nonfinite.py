@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def find_errors(config: Config) -> Iterator[str]:
     """Yields an error if the limit is not a valid number of steps."""
     if not 1 <= config.train.nonfinite_limit < 2**31:
-        yield f"train.nonfinite_limit must be at least 1. Received: {config.train.nonfinite_limit}"
+        yield f"train.nonfinite_limit must be from 1 to 2**31 - 1. Received: {config.train.nonfinite_limit}"
 
 
 def apply(run: Run) -> Run:

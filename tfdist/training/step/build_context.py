@@ -50,7 +50,8 @@ def build_objective(
         compiles: whether XLA can compile the forward and backward pass.
 
     Raises:
-        ValueError: the function returns something other than one value per example, or no "loss".
+        ValueError: the function returns something other than one value per example, no "loss" or a reserved name; or
+            `checkpoint.best_metric` is not among its names.
     """
     with cluster.scope():
         blank = {name: tf.zeros([2, *spec.shape[1:]], spec.dtype) for name, spec in element_spec.items()}

@@ -79,7 +79,7 @@ def resolve_torchrun(env: Mapping[str, str], **ports: int) -> WorkerSpec:
     MASTER_PORT is torchrun's own port, which tfdist does not open. Without LOCAL_RANK, as in a pod of Kubernetes, there
     is one worker on each host.
     """
-    variables.need(env, NEEDED, "torchrun, or variables of its kind, started this process")
+    variables.need(env, NEEDED, "torchrun started this process")
     # Not the number of restarts, which each host counts separately.
     of_job = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
     return make_spec(

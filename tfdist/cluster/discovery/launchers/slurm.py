@@ -29,7 +29,7 @@ def in_step(env: Mapping[str, str]) -> bool:
 
 
 def in_allocation(env: Mapping[str, str]) -> bool:
-    """Returns True in an sbatch script or a salloc shell, where srun can start steps."""
+    """Returns True in an sbatch script, a salloc shell or any other step of one task: srun can start steps there."""
     return bool(env.get("SLURM_JOB_ID")) and (not in_step(env) or env.get("SLURM_STEP_NUM_TASKS") == "1")
 
 

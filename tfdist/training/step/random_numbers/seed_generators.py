@@ -119,7 +119,7 @@ def unseeded_generator(*, in_loops: bool) -> _Unseeded | None:
 
 
 def is_in_pass() -> bool:
-    """Returns whether this thread traces a forward pass of a run, or has traced one in this run."""
+    """Returns whether, during a run, this thread traces a forward pass or has traced one before."""
     return bool(_unseeded) and getattr(this_pass, "graph", None) is not None
 
 

@@ -12,7 +12,7 @@ LARGEST_SCALE = 2.0**24
 class LossScale:
     """Dynamic loss scaling for float16 (arXiv 1710.03740): halved at an overflow, doubled after `growth_steps` without.
 
-    Every replica has its own copy. The copies stay equal: the decision depends on the summed gradients only.
+    Every replica has its own copy. The copies stay equal: the decision depends only on sums over all replicas.
     """
 
     value: tf.Variable
