@@ -22,7 +22,7 @@ def check(multiples: Sequence[int], *, batch: int, steps: int | None, examples: 
         examples: of the training data.
 
     Raises:
-        ValueError: a batch divides the examples or the steps with a remainder.
+        ValueError: a batch divides the examples or the steps with a remainder, or there are fewer than 2 k steps.
     """
     for k in multiples:
         if examples % (k * batch):

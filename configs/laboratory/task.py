@@ -59,7 +59,7 @@ class Task:
     exit_codes: tuple[int, ...] = (0,)
 
     def needs_data(self) -> bool:
-        """Returns whether the page's size needs data that tfdist does not include, or a task that needs them."""
+        """Returns whether the page's size needs data that tfdist does not include, or the results of another task."""
         return any("DATA" in line or "RUNS/" in line for line in self.page)
 
     def earlier(self) -> list[str]:

@@ -70,7 +70,7 @@ def write(workdir: Path, study: Study) -> None:
 
 def read(workdir: Path) -> Study:
     """Reads the study in the workdir of `tfdist scaling`; raises ValueError if the file is damaged."""
-    # Other releases may write other fields.
+    # Other releases may write other fields of a point.
     path, known = workdir / FILE, {field.name for field in dataclasses.fields(Point)}
     try:
         found = json.loads(path.read_text())

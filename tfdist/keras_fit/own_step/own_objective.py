@@ -28,7 +28,7 @@ class OwnStepObjective(trainer.Objective):
     # The last step's numbers by kind, float64 [numbers]: each replica has those of the global batch.
     last_numbers: dict[str, keras.Variable]
     metric_variables: tuple[keras.Variable, ...]
-    # The graph that is traced, and the attributes of the user's objects before.
+    # The graph that is traced, and the attributes of the user's objects before its trace began; [] before the first.
     first_attributes: list[Any] = dataclasses.field(default_factory=list)
     # Updates of metrics by the steps that are not yet added to the variables of the metrics.
     pending: own_rows.Pending
@@ -91,7 +91,7 @@ class OwnStepObjective(trainer.Objective):
     def _objects_of_replica(self) -> list[Any]:
         """Returns the user's objects whose attributes each replica of this process has for itself.
 
-        They are as the first of these replicas has found them. Empty if there is one replica.
+        Sets these attributes to what the first of these replicas has found. [] if each process has one replica.
         """
         if self.cluster.num_replicas == self.cluster.num_workers:
             return []

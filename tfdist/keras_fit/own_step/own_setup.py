@@ -198,7 +198,10 @@ def explain_mismatch(name: str) -> Iterator[None]:
 
 
 def compare_replicas(cluster: Cluster, name: str, own: OwnStep) -> None:
-    """Compares the replicas' variables after the first step, called `name`. Collective; raises ValueError."""
+    """Compares the replicas' variables after the first call of the step `name`. Collective.
+
+    Raises ValueError if they differ.
+    """
     context, more = own
     variables = checkpoint_format.named_variables(context.model, context.optimizer, more)
     with explain_mismatch(name):

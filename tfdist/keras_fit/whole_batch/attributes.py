@@ -18,7 +18,10 @@ _LOSSES = "_losses"
 
 
 def objects_of(layer: keras.Layer) -> list[Any]:
-    """Returns the layers in a layer or model, itself included, and the user's objects that they hold."""
+    """Returns the layers in a layer or model, itself included, and the user's objects in their attributes.
+
+    Objects in lists and dicts are left out.
+    """
     waiting: list[Any] = [*trainer.layers_of_all_depths(layer)]
     found: dict[int, Any] = {}
     while waiting:
@@ -30,7 +33,7 @@ def objects_of(layer: keras.Layer) -> list[Any]:
 
 
 def tensors_of(layer: keras.Layer, graph: tf.Graph) -> list[tuple[Any, str, Any]]:
-    """Returns the attributes of a layer's objects of the user's classes that hold tensors of a graph.
+    """Returns the attributes with tensors of a graph, of those objects of a layer whose classes are the user's.
 
     Returns:
         For each the object, the name, and the value: a tensor, or a list, tuple or dict with tensors in it.
@@ -54,7 +57,7 @@ class Attributes:
         self._contents = [(one, one.copy()) for one in held if isinstance(one, list | dict)]
 
     def restore(self) -> None:
-        """Sets what has changed since then to its value at that moment, and removes tensors in other attributes."""
+        """Sets the attributes to their values at that moment, and deletes other attributes that now hold tensors."""
         for one, values in self._values:
             for name, value in [*_kept(one)]:
                 if name not in values and _holds_tensors(value):
@@ -67,7 +70,10 @@ class Attributes:
 
 
 def _kept(one: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the attributes that a step may set; others with an underscore are Keras' own, except for losses."""
+    """Yields name and value of the attributes that a step may set.
+
+    These are Keras' list of losses and, of the user's objects, attributes without an underscore or with tensors.
+    """
     for name, value in vars(one).items():
         if name == _LOSSES or (_is_users(one) and (not name.startswith("_") or _holds_tensors(value))):
             yield name, value
@@ -80,6 +86,7 @@ def _is_users(value: Any) -> bool:
 def _holds_tensors(value: Any, graph: tf.Graph | None = None) -> bool:
     """Returns whether a value is a tensor of a graph, any without `graph`, or a list, tuple or dict with one."""
     if isinstance(value, dict):
+        # tf.nest sorts the keys of a dict: one whose keys are neither all strings nor all integers does not count.
         sortable = any(all(isinstance(key, kind) for key in value) for kind in (str, int))
         return sortable and _holds_tensors([*value.values()], graph)
     if isinstance(value, list | tuple):

@@ -71,16 +71,17 @@ class Plan:
     examples: int
     # Whether each batch has the same number of examples.
     is_static: bool = False
-    # The rows per example of each tensor of the batch: 1, unless the tensors have different numbers of rows.
+    # The rows per example of each tensor of the batch: 1, unless the tensors have different numbers of rows; 0: none.
     data: list[fractions.Fraction] = dataclasses.field(default_factory=list)
     calls: list[Call] = dataclasses.field(default_factory=list)
     # Indices of the whole tensors that the step reads. Whole tensors are counted in the order in which they are made.
     read: set[int] = dataclasses.field(default_factory=set)
     # Indices of those that are sources of a gradient: layers slice their rows from the whole tensor.
     sources: set[int] = dataclasses.field(default_factory=set)
-    # Layers, by id, that mix the rows of a batch: each replica calls them on whole tensors.
+    # Layers, by id, that each replica calls on whole tensors: those that update metrics and, with --whole_calls, those
+    # that mix the rows of a batch.
     whole_layers: frozenset[int] = frozenset()
-    # Layers that update metrics: they must be called on whole tensors, too.
+    # Layers that update metrics, found by this trace: the next one calls them on whole tensors.
     updating: list[keras.Layer] = dataclasses.field(default_factory=list)
     # Metrics, by id, whose results the step reads, or which it resets.
     read_metrics: set[int] = dataclasses.field(default_factory=set)
@@ -115,8 +116,9 @@ class GlobalView:
     objects: list[Any] = dataclasses.field(default_factory=list)
     # The gradient tapes that record now.
     recording: list[Any] = dataclasses.field(default_factory=list)
-    # Set while a layer runs, or a tape computes gradients; and the layer that runs on this replica's rows.
+    # Set while a layer runs, or a loss or metric on this replica's rows, or while a tape computes gradients.
     in_layer: bool = False
+    # The layer that runs on this replica's rows.
     on_rows: keras.Layer | None = None
     # Set while the function of a `tf.vectorized_map` is traced, in the graph of the step.
     in_map: bool = False

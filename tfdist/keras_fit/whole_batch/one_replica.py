@@ -56,7 +56,10 @@ def in_cross_replica_context(original: Callable[[], bool]) -> bool:
 
 
 def merge_call(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """Calls `ReplicaContext.merge_call`, in which other replicas of the process are traced; restores attributes."""
+    """Calls `ReplicaContext.merge_call`, and then restores this replica's attributes.
+
+    Meanwhile other replicas of the process are traced, which set the same attributes.
+    """
     view = global_view.of_step()
     if view is None or not view.objects:
         return original(*args, **keywords)

@@ -49,7 +49,10 @@ def call_loss(
 
 
 def scale_loss(original: Callable[..., Any], value: Any) -> Any:
-    """In a step, returns a loss as it is: it is that of the global batch. Keras would divide it by the replicas."""
+    """In a step, returns a loss as it is: it is that of the global batch.
+
+    Keras would divide it by the number of replicas, or multiply it for logs.
+    """
     return original(value) if global_view.of_step() is None else value
 
 

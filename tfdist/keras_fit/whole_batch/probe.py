@@ -83,7 +83,8 @@ class Probe(GlobalView):
     def compare(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
         """Calls a layer, in another layer or in the step, on all of its rows and on two parts of them.
 
-        Keras' own layers get training=False: dropout would draw, and batch normalisation is reported elsewhere.
+        Keras' own layers without layers in them get training=False: dropout would draw, and batch normalisation is
+        reported elsewhere.
         """
         is_leaf = _is_of_keras(layer) and len(_parts(layer)) == 1
         if is_leaf and "training" in inspect.signature(layer.call).parameters:

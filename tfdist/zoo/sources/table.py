@@ -145,8 +145,8 @@ def is_number(column: Any) -> bool:
 def encode(frame: Any, columns: Mapping[str, Mapping[str, Any]]) -> np.ndarray:
     """Returns the inputs of the rows of a `pandas.DataFrame`, float32 [rows, inputs].
 
-    `columns` is what `describe` returned for the training table; other columns are not used. A value that was not in
-    that table gives zeros. Raises ValueError if a column is missing, or has text instead of numbers.
+    `columns` is what `describe` returned for the training table; other columns are not used. A category's value that
+    was not in that table gives zeros. Raises ValueError if a column is missing, or has text instead of numbers.
     """
     parts = []
     for name, column in columns.items():
