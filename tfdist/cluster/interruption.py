@@ -60,10 +60,10 @@ class StopRequest:
     ends_wait: bool = False
 
     def unless_stopped(self, wait: Callable[[], T]) -> T | None:
-        """Returns `wait()`, in which this worker waits alone; None if a stop signal ends the wait."""
+        """Returns `wait()`, in which this worker waits alone; None if a stop signal ends the wait, or came before."""
         self.ends_wait = True
         try:
-            return wait()
+            return None if self.reason is not None else wait()
         except StopError:
             return None
         finally:

@@ -176,9 +176,10 @@ def refuse_exit() -> Iterator[None]:
     try:
         yield
     except SystemExit as end:
+        line = place(end) or "a library"
         raise ValueError(
-            f"sys.exit({'' if end.code is None else repr(end.code)}) was called at {place(end)}: it ends this worker "
-            "without a save. To end the run, set model.stop_training = True in a callback."
+            f"sys.exit({'' if end.code is None else repr(end.code)}) was called at {line}: it ends this worker without "
+            "a save. To end the run, set model.stop_training = True in a callback."
         ) from end
 
 

@@ -93,8 +93,8 @@ class CachedSource:
         path = folder / f"{self.name}.npy"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if folder.lstat().st_uid != os.geteuid():
-                raise PermissionError(f"{folder} is another user's: remove it")
+            if folder.lstat().st_uid != os.geteuid() or folder.lstat().st_mode & 0o022:
+                raise PermissionError(f"another user may write {folder}: remove it")
             with open(path.with_suffix(".lock"), "ab") as lock:  # The lock file stays: removing it would be a race.
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -26,7 +26,7 @@ def explain(steps: int) -> Iterator[None]:
         if not isinstance(error, tf.errors.OutOfRangeError) and not any(text in error.message for text in ends):
             raise
         raise ValueError(
-            f"The data ended before an epoch of {steps} steps, an evaluation or a prediction was complete, or before the "
-            "last epoch. A generator must yield as many batches for each of them: let it start again at its end, or "
-            "lower steps_per_epoch, validation_steps or steps."
+            f"The data ended before an epoch of {steps} steps, an evaluation or a prediction was complete, or before "
+            "the last epoch. A generator must yield as many batches for each of them: let it start again at its end, "
+            "or lower steps_per_epoch, validation_steps or steps."
         ) from None

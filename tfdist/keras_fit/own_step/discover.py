@@ -154,7 +154,8 @@ def discover(
             batch = batch_size
             discovered = dry_run(batch)
         if cluster.num_replicas > 1 and probe.may_mix(model):
-            layers, names, untried = probe.mixing_layers(run, element_spec)
+            with plain_values.restore_values(model):
+                layers, names, untried = probe.mixing_layers(run, element_spec)
             known, of_keras = probe.layers_known_to_mix(model)
             _warn_of(names + of_keras, untried)
             if global_view.whole_calls and layers + known:

@@ -179,8 +179,16 @@ def _read(model: keras.Model) -> _Values:
         (id(one), name): (one, _copy(value))
         for one, values in _walk(model)
         for name, value in values.items()
-        if (name in _READ or not (name.startswith("_") or name in _OF_KERAS)) and _is_plain(value)
+        if (name in _names_in_code(type(one)) or not (name.startswith("_") or name in _OF_KERAS)) and _is_plain(value)
     }
+
+
+@functools.lru_cache(1000)
+def _names_in_code(kind: type) -> frozenset[str]:
+    """Returns the names in the methods of a user's class, and `_READ`: a step may read such private attributes."""
+    methods = [one for base in kind.__mro__ if _is_users(base) for one in vars(base).values()]
+    used = [one.__code__.co_names for one in methods if isinstance(one, types.FunctionType)]
+    return frozenset(_READ.union(*used)) - _OF_KERAS
 
 
 def _value(one: Any, name: str) -> Any:

@@ -4,7 +4,7 @@ They may be set in the call of a layer and read by the step, or the other way ro
 process are traced in threads, which take turns when they communicate. Each has values of its own: `Attributes`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -18,17 +18,16 @@ _LOSSES = "_losses"
 
 
 def objects_of(layer: keras.Layer) -> list[Any]:
-    """Returns the layers in a layer or model, itself included, and the user's objects in their attributes.
-
-    Objects in lists and dicts are left out.
-    """
+    """Returns the layers in a layer or model, itself included, and the user's objects in their attributes and lists."""
     waiting: list[Any] = [*trainer.layers_of_all_depths(layer)]
     found: dict[int, Any] = {}
     while waiting:
         one = waiting.pop(0)
         if id(one) not in found:
             found[id(one)] = one
-            waiting += [value for value in vars(one).values() if _is_users(value)]
+            for value in vars(one).values():
+                parts = value if isinstance(value, list | tuple) else [value]
+                waiting += [part for part in parts if _is_users(part)]
     return [*found.values()]
 
 
@@ -48,19 +47,28 @@ def assign(places: Sequence[tuple[Any, str, Any]], values: Sequence[Any]) -> Non
         vars(one)[name] = value
 
 
+def replace(
+    places: Sequence[tuple[Any, str, Any]], old: Sequence[Any], before: Sequence[list[Any]], new: Sequence[Any]
+) -> None:
+    """Sets those attributes to `new` that are still the values `old`, which had the flat parts `before`."""
+    for (one, name, _), value, parts, whole in zip(places, old, before, new, strict=True):
+        if vars(one).get(name) is value and [*map(id, tf.nest.flatten(value))] == [*map(id, parts)]:
+            vars(one)[name] = whole
+
+
 class Attributes:
     """The attributes of objects, and what is in their lists and dicts, at one moment."""
 
     def __init__(self, objects: Sequence[Any]):
-        self._values = [(one, dict(_kept(one))) for one in objects]
-        held = [value for _, values in self._values for value in values.values()]
+        self._values = [(one, vars(one).copy() if _is_users(one) else {}) for one in objects]
+        held = [value for one in objects for name, value in vars(one).items() if _is_set_by_step(one, name, value)]
         self._contents = [(one, one.copy()) for one in held if isinstance(one, list | dict)]
 
     def restore(self) -> None:
         """Sets the attributes to their values at that moment, and deletes other attributes that now hold tensors."""
         for one, values in self._values:
-            for name, value in [*_kept(one)]:
-                if name not in values and _holds_tensors(value):
+            for name in [*vars(one)] if values else ():
+                if name not in values and _holds_tensors(vars(one)[name]):
                     del vars(one)[name]
             vars(one).update(values)
         for one, before in self._contents:
@@ -69,14 +77,9 @@ class Attributes:
             (list.extend if kind is list else dict.update)(one, before)
 
 
-def _kept(one: Any) -> Iterator[tuple[str, Any]]:
-    """Yields name and value of the attributes that a step may set.
-
-    These are Keras' list of losses and, of the user's objects, attributes without an underscore or with tensors.
-    """
-    for name, value in vars(one).items():
-        if name == _LOSSES or (_is_users(one) and (not name.startswith("_") or _holds_tensors(value))):
-            yield name, value
+def _is_set_by_step(one: Any, name: str, value: Any) -> bool:
+    """Returns whether a step may change what is in an attribute: other lists with an underscore are Keras' own."""
+    return name == _LOSSES or (_is_users(one) and (not name.startswith("_") or _holds_tensors(value)))
 
 
 def _is_users(value: Any) -> bool:
@@ -91,4 +94,6 @@ def _holds_tensors(value: Any, graph: tf.Graph | None = None) -> bool:
         return sortable and _holds_tensors([*value.values()], graph)
     if isinstance(value, list | tuple):
         return any(_holds_tensors(one, graph) for one in value)
+    if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+        value = tf.nest.flatten(value, expand_composites=True)[0]
     return tf.is_symbolic_tensor(value) and graph in (None, getattr(value, "graph", None))

@@ -193,16 +193,16 @@ class GlobalView:
             return self._call_whole(original, layer, *args, **keywords)
         args, keywords, rows = tf.nest.pack_sequence_as(given, self.rows_of_arguments(flat, decided))
         attributes.assign(held, rows)
-        before = tf.nest.flatten(rows)  # The call may change lists and dicts in `rows`.
+        before = [tf.nest.flatten(one) for one in rows]  # The call may change lists and dicts in `rows`.
         with patching.set_in_block(self, in_layer=True, on_rows=layer):
             run = self._by_xla if self.xla and not self.discovers else lambda call, *given: call(*given)
             first = self.num_operations()
             outputs = run(lambda args, keywords: original(layer, *args, **keywords), args, keywords)
             self.in_layers.append((first, self.num_operations()))
-        known = {id(one) for one in before}
+        known = {id(one) for flat in before for one in flat}
         kept = attributes.tensors_of(layer, self.graph)
         kept = [place for place in kept if not known.issuperset(map(id, tf.nest.flatten(place[-1])))]
-        attributes.assign(held, given[-1])
+        attributes.replace(held, rows, before, given[-1])
         made = outputs, [value for *_, value in kept]
         flat = tf.nest.flatten(made)
         if self.discovers:
@@ -405,7 +405,7 @@ class GlobalView:
             return known.rows
         if self.discovers:
             return tf.identity(whole)
-        _refuse_composite(whole)
+        _refuse_kinds(whole)
         rows = self.rows.scaled(per_example)
 
         def backward(upstream: tf.Tensor) -> tf.Tensor:
@@ -423,7 +423,7 @@ class GlobalView:
         elif number not in self.plan.read:
             whole = self._placeholder(own, per_example)
         else:
-            _refuse_composite(own)
+            _refuse_kinds(own)
             whole = self._gather(own, per_example)
         if self.plan.is_static and isinstance(whole, tf.Tensor):
             whole.set_shape([int(per_example * self.plan.batch), *whole.shape[1:]])
@@ -609,7 +609,12 @@ class GlobalView:
         )
 
 
-def _refuse_composite(value: Any) -> None:
+def _refuse_kinds(value: Any) -> None:
+    if isinstance(value, tf.Tensor) and value.dtype.is_complex:
+        raise ValueError(
+            f"The step reads complex numbers of a layer or the batch, which replicas cannot gather, in "
+            f"{user_code.current_line()}\nReturn and pass their real and imaginary parts: tf.math.real, tf.math.imag."
+        )
     if isinstance(value, _COMPOSITE):
         raise ValueError(
             f"The step reads a {type(value).__name__} of the batch, which replicas cannot gather, in "

@@ -20,10 +20,17 @@ _AUTOGRAPH = "/tensorflow/python/autograph/"
 
 
 class OneReplica:
-    """The part of `tf.distribute.ReplicaContext` that a step uses: values to sum or gather are complete."""
+    """The part of `tf.distribute.ReplicaContext` that a step uses: values to sum or gather are complete.
+
+    Args:
+        context: the context of the replica; None in a trace without effect, which is outside of replicas.
+    """
 
     num_replicas_in_sync = 1
     replica_id_in_sync_group = 0
+
+    def __init__(self, context: tf.distribute.ReplicaContext | None):
+        self._context = context
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
@@ -39,15 +46,14 @@ class OneReplica:
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Calls `merge_fn(strategy, *args)` once for all replicas."""
-        context = tf.distribute.get_replica_context()
-        if context is None:  # The trace without effect is outside of replicas.
+        if self._context is None:
             return merge_fn(self.strategy, *args, **(kwargs or {}))
-        return context.merge_call(merge_fn, args, kwargs)
+        return self._context.merge_call(merge_fn, args, kwargs)
 
 
 def replica_context(original: Callable[[], Any]) -> Any:
     """Calls `tf.distribute.get_replica_context`; for a user's code in a step, returns `OneReplica`."""
-    return OneReplica() if _is_asked_by_step() else original()
+    return OneReplica(original()) if _is_asked_by_step() else original()
 
 
 def in_cross_replica_context(original: Callable[[], bool]) -> bool:

@@ -80,6 +80,10 @@ class Probe(GlobalView):
         operations = [op for op in self.graph.get_operations()[first:] if _REPLACED not in op.name]
         return any("Random" in op.type or "RngState" in op.type for op in operations)
 
+    def _made(self, layer: keras.Layer, outputs: Any) -> list[Any]:
+        """Returns the flat outputs of a call, and the tensors that it has left in attributes."""
+        return tf.nest.flatten((outputs, [value for *_, value in attributes.tensors_of(layer, self.graph)]))
+
     def compare(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
         """Calls a layer, in another layer or in the step, on all of its rows and on two parts of them.
 
@@ -102,6 +106,7 @@ class Probe(GlobalView):
         assigned = dict(self.scope.state_mapping)
         with patching.set_in_block(self, numbers=numbers[0]):
             whole = original(layer, *args, **keywords)
+            made = self._made(layer, whole)
         if self.in_inner_graph:
             return whole
         if self._draws(before):
@@ -122,9 +127,9 @@ class Probe(GlobalView):
                 patching.set_in_block(self, compares=False, numbers=numbers[-1]),
                 patching.set_in_block(self.scope, state_mapping=dict(assigned)),
             ):
-                parts.append(tf.nest.flatten(original(layer, *some, **named)))
+                parts.append(self._made(layer, original(layer, *some, **named)))
             kept.restore()
-        for one, *halves in zip(tf.nest.flatten(whole), *parts, strict=True):
+        for one, *halves in zip(made, *parts, strict=True):
             if isinstance(one, tf.Tensor) and one.dtype != tf.string:
                 self.found.append((layer, _name(layer), _difference(one, halves)))
         if is_outermost:
