@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import text, user_code
+from tfdist.config import text
 from tfdist.config.patching import patch, replace_attribute
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters.base import DataAdapter
@@ -173,9 +173,12 @@ def _plain_variables(model: keras.Model) -> Iterator[tuple[str, tf.Variable]]:
     """Yields the tf.Variables in attributes of the model and its layers, which Keras does not track."""
     seen: set[int] = set()
     for layer in trainer.layers_of_all_depths(model):
-        # In Keras' layers, attributes with an underscore are Keras' own.
-        users = user_code.defines(type(layer))
-        held = {name: value for name, value in vars(layer).items() if users or not name.startswith("_")}
+        # Other attributes with an underscore are Keras' own.
+        held = {
+            name: value
+            for name, value in vars(layer).items()
+            if not name.startswith("_") or isinstance(value, tf.Variable | list | tuple)
+        }
         for path, value in keras.tree.flatten_with_path(held):
             if isinstance(value, tf.Variable) and id(value) not in seen:
                 seen.add(id(value))

@@ -44,6 +44,8 @@ class Probe(GlobalView):
 
     # A layer, what of it was compared, in words, and the difference in units of rounding: float32 [].
     found: list[tuple[keras.Layer, str, tf.Tensor]] = dataclasses.field(default_factory=list)
+    # The same for tensors that a call leaves in attributes, each with what the step may read.
+    left: list[tuple[keras.Layer, str, tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=list)
     compares: bool = True
     # Layers of the user's that draw random numbers, so that calls cannot be compared.
     untried: list[str] = dataclasses.field(default_factory=list)
@@ -80,9 +82,18 @@ class Probe(GlobalView):
         operations = [op for op in self.graph.get_operations()[first:] if _REPLACED not in op.name]
         return any("Random" in op.type or "RngState" in op.type for op in operations)
 
-    def _made(self, layer: keras.Layer, outputs: Any) -> list[Any]:
-        """Returns the flat outputs of a call, and the tensors that it has left in attributes."""
-        return tf.nest.flatten((outputs, [value for *_, value in attributes.tensors_of(layer, self.graph)]))
+    def _tensors_left(self, layer: keras.Layer) -> list[tuple[str, tf.Tensor]]:
+        """Returns the tensors that the outermost call of a layer has left in attributes, with words for a message."""
+        places = attributes.tensors_of(layer, self.graph) if self.numbers is None else []
+        named = [(_name(one if isinstance(one, keras.Layer) else layer), value) for one, _, value in places]
+        return [(words, one) for words, value in named for one in tf.nest.flatten(value)]
+
+    def _copy_attributes(self, layer: keras.Layer) -> None:
+        """Sets the tensors in attributes to copies, which nothing reads yet."""
+        places = attributes.tensors_of(layer, self.graph)
+        values = [value for *_, value in places]
+        copy = tf.nest.map_structure(lambda one: tf.identity(one) if isinstance(one, tf.Tensor) else one, values)
+        attributes.assign(places, copy)
 
     def compare(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
         """Calls a layer, in another layer or in the step, on all of its rows and on two parts of them.
@@ -106,13 +117,16 @@ class Probe(GlobalView):
         assigned = dict(self.scope.state_mapping)
         with patching.set_in_block(self, numbers=numbers[0]):
             whole = original(layer, *args, **keywords)
-            made = self._made(layer, whole)
+        left = self._tensors_left(layer)
         if self.in_inner_graph:
             return whole
         if self._draws(before):
             if not _is_of_keras(layer):
                 self.untried.append(_name(layer))
             return whole
+        if left:
+            self._copy_attributes(layer)
+        copies, parts_left = self._tensors_left(layer), []
         parts, kept = [], attributes.Attributes(attributes.objects_of(layer))
         for low, high in ((0, self.plan.batch // 2), (self.plan.batch // 2, self.plan.batch)):
             cut = [
@@ -127,11 +141,15 @@ class Probe(GlobalView):
                 patching.set_in_block(self, compares=False, numbers=numbers[-1]),
                 patching.set_in_block(self.scope, state_mapping=dict(assigned)),
             ):
-                parts.append(self._made(layer, original(layer, *some, **named)))
+                parts.append(tf.nest.flatten(original(layer, *some, **named)))
+            parts_left.append(self._tensors_left(layer))
             kept.restore()
-        for one, *halves in zip(made, *parts, strict=True):
+        for one, *halves in zip(tf.nest.flatten(whole), *parts, strict=True):
             if isinstance(one, tf.Tensor) and one.dtype != tf.string:
                 self.found.append((layer, _name(layer), _difference(one, halves)))
+        for (words, one), (_, copy), *halves in zip(left, copies, *parts_left, strict=True):
+            if isinstance(one, tf.Tensor) and one.dtype != tf.string:
+                self.left.append((layer, words, _difference(one, [half for _, half in halves]), copy))
         if is_outermost:
             for (words, one), *halves in zip(*numbers, strict=True):
                 self.found.append((layer, words, _difference(one, [half for _, half in halves])))
@@ -244,6 +262,7 @@ def mixing_layers(
                 stack.enter_context(patching.patch(owner, name, probe.draw_constant))
             trace(probe, batch)
         probes.append(probe)
+        probe.found += [entry for *entry, copy in probe.left if copy.consumers()]
         return [value for *_, value in probe.found]
 
     try:
