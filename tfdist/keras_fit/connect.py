@@ -21,6 +21,7 @@ from tfdist.cluster.collective_guard import ScriptCluster
 from tfdist.cluster.devices import eager_context
 from tfdist.config import closed_streams
 from tfdist.keras_fit import messages
+from tfdist.keras_fit.script import script_state
 from tfdist.training import api as trainer
 
 _RETRACED = re.compile("<function (Cluster._compile_all_gather|make_multi_step_fn)")
@@ -50,9 +51,15 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
         The cluster. Create and compile models in its `scope()`.
 
     Raises:
-        TimeoutError, ValueError, OSError: as in `strategy.connect`; also ValueError if Keras has another backend.
+        TimeoutError, ValueError, OSError: as in `strategy.connect`; also ValueError if Keras has another backend, or
+            `tfdist.run` has connected the workers.
     """
     global _connected
+    if script_state.in_script():
+        raise ValueError(
+            "The script calls tfdist.connect, which tfdist.run has done already: start it without tfdist.run, as "
+            "docs/scripts.md shows, or remove tfdist's calls from it."
+        )
     closed_streams.reopen()
     if keras.config.backend() != "tensorflow":
         raise ValueError(
