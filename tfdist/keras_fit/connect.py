@@ -6,8 +6,6 @@ makes Keras' own `fit`, `evaluate` and `predict` raise for models in their scope
 """
 
 import atexit
-import logging
-import re
 import signal
 import sys
 import types
@@ -23,9 +21,6 @@ from tfdist.config import closed_streams
 from tfdist.keras_fit import messages
 from tfdist.keras_fit.script import script_state
 from tfdist.training import api as trainer
-
-_RETRACED = re.compile("<function (Cluster._compile_all_gather|make_multi_step_fn)")
-
 
 # What `connect` returned.
 _connected: Cluster | None = None
@@ -69,8 +64,6 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
     trainer.adopt_remat_scopes()
     _connected = cluster = collective_guard.for_script(strategy.connect(options))
     messages.log_only_on_chief(cluster.is_chief)
-    # TensorFlow would warn of frequent retracing: it counts the functions of all calls of `fit` as one function.
-    logging.getLogger("tensorflow").addFilter(lambda record: not _RETRACED.search(record.getMessage()))
     if seed is not None and eager_context.global_seed() is None:
         keras.utils.set_random_seed(seed)
     if cluster.num_workers > 1:

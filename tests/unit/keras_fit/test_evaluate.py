@@ -67,13 +67,15 @@ def test_an_evaluation_makes_no_slots_and_the_next_one_traces_nothing(made):
 
 
 @pytest.mark.slow
-def test_predictions_of_many_models_are_not_warned_about(made, caplog, monkeypatch):
+def test_trainings_and_predictions_of_many_models_are_not_warned_about(made, caplog, monkeypatch):
     cluster, _ = made
     monkeypatch.setattr(tf.get_logger(), "propagate", True)
     monkeypatch.setattr(tf.get_logger(), "level", logging.WARNING)
     for _ in range(6):  # TensorFlow warns at the fifth trace.
         with cluster.scope():
             model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        compile_model(cluster, model)
+        tfdist.fit(cluster, model, X, Y, verbose=0)
         tfdist.predict(cluster, model, X, verbose=0)
     assert [record.message for record in caplog.records if "retracing" in record.message] == []
 
