@@ -164,7 +164,7 @@ def _sample(dataset: tf.data.Dataset, count: int) -> dict[str, np.ndarray]:
     source, seeds = dataset, []
     for one in dataset_traits.transformations(dataset):
         if pair := dataset_traits.shuffle_seeds(one):
-            seeds.append([keras.ops.convert_to_numpy(seed) for seed in pair])
+            seeds.append(pair)
             source = next(iter(dataset_traits.inputs(one)), None)
         if any("Shuffle" in op for op in dataset_traits.ops_of_functions(one)):
             source = None
