@@ -64,9 +64,9 @@ def adapt_dataset(
     sizes = () if known else sizes or _first_batch_sizes(dataset)
     return Stream(
         passes=Passes(
-            batches,
-            length,
-            steps,
+            dataset=batches,
+            length=length,
+            steps=steps,
             continues=options.steps is not None,
             restarts=not is_generator,
             has_state=traits.has_state and not is_indexed,
