@@ -135,25 +135,16 @@ def fit(
     traced.log_changes("train")
     with interruption.handle_signals(place is not None) as stop, patches.patch_for_run(model) as stack:
         run = make_run.make_run(cluster, model, config, adapters, callbacks, verbose, stop, stack, place, initial_epoch)
-        sizes, steps_before = run.feed.sizes, _steps_made(run)
         name = f"{type(model).__name__}.train_step"
-        with own_setup.explain_mismatch(name), data_errors.explain(sizes.steps_per_epoch):
+        with own_setup.explain_mismatch(name), data_errors.explain(run.feed.sizes.steps_per_epoch):
             code = trainer.train(run)
     cluster.monitor.stop_timer()
     if code == interruption.EXIT_STOPPED:
         raise SystemExit(code)
     traced.note_end(*adapters)
-    made = sizes.first_step + _steps_made(run) - steps_before
-    if made > sizes.first_step:
-        data.finish(made)
     if backup is not None and backup.delete_checkpoint and cluster.is_chief:
         shutil.rmtree(place)
     return run.hooks.history
-
-
-def _steps_made(run: trainer.Run) -> int:
-    """Returns the number of steps of all runs of this model, including those before a restart."""
-    return int(keras.ops.convert_to_numpy(run.context.step_count))
 
 
 @_as_tfdist_code

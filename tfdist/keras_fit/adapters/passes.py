@@ -66,15 +66,17 @@ class Passes:
             self._open()
         self._seen += self.steps
 
-    def read_from(self, first: int) -> None:
-        """Called before the batches of the epoch are read, from step `first` on."""
-        self._skip(self._behind + first)
-
     def skip(self, steps: int) -> None:
-        """Skips the first steps of the epoch. Reads them only if later batches depend on it."""
+        """Skips the first steps of the epoch. Reads them now only if later batches depend on it."""
         self._behind += steps
         if self._walks:
-            self._skip(self._behind)
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Called before the batches of the epoch are read: reads those that are skipped."""
+        for _ in range(self._behind):
+            next(self._iterator)
+        self._behind = 0
 
     def end(self) -> None:
         """Called after the last step of an epoch."""
@@ -86,8 +88,3 @@ class Passes:
         (resource,) = tf.nest.flatten(self._iterator, expand_composites=True)
         tf.raw_ops.MakeIterator(dataset=variant, iterator=resource)
         self._is_open, self._seen, self._behind = True, 0, 0
-
-    def _skip(self, batches: int) -> None:
-        for _ in range(batches):
-            next(self._iterator)
-        self._behind = 0
