@@ -38,12 +38,20 @@ from tfdist.training import api as trainer
 
 
 def _as_tfdist_code(function: Callable) -> Callable:
-    """Marks calls as tfdist's code for `tfdist.run`; converts NumPy's and TensorFlow's integers in keywords to int."""
+    """Marks calls as tfdist's code for `tfdist.run`, and stops the stall timer at their end, also after an error.
+
+    Converts NumPy's and TensorFlow's integers in keywords to int.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
+        cluster = args[0] if args else options.get("cluster")
         with script_state.without_counting_draws():
-            return function(*args, **{name: _as_integer(value) for name, value in options.items()})
+            try:
+                return function(*args, **{name: _as_integer(value) for name, value in options.items()})
+            finally:
+                if isinstance(cluster, Cluster):
+                    cluster.monitor.stop_timer()
 
     return call
 
@@ -138,7 +146,6 @@ def fit(
         name = f"{type(model).__name__}.train_step"
         with own_setup.explain_mismatch(name), data_errors.explain(run.feed.sizes.steps_per_epoch):
             code = trainer.train(run)
-    cluster.monitor.stop_timer()
     if code == interruption.EXIT_STOPPED:
         raise SystemExit(code)
     traced.note_end(*adapters)
@@ -188,7 +195,6 @@ def evaluate(
         stop = interruption.StopRequest()
         run = make_run.make_run(cluster, model, config, {"test": data}, callbacks, verbose, stop, stack)
         logs = trainer.evaluate(trainer.make_silent_services(run), 0)
-    cluster.monitor.stop_timer()
     return compiled_model.evaluation_result(model, logs, return_dict)
 
 
@@ -234,7 +240,6 @@ def predict(
     predictor = make_run.keep_on_model(cluster, model, "prediction", make)
     found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner)
     data.end_epoch()
-    cluster.monitor.stop_timer()
     return found
 
 
