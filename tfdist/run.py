@@ -13,10 +13,9 @@ Exit codes: those of python -m tfdist.main, or the script's own.
 """
 
 import argparse
-import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist import config as config_lib
@@ -67,14 +66,14 @@ def run_script(args: argparse.Namespace) -> int:
     if args.workdir is None:
         interruption.restore_handlers()  # Nothing is saved: signals end the script as usual.
     sys.path[0] = str(script.resolve().parent)
-    end: Callable[[], None] = lambda: None  # noqa: E731
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(model_methods.distribute_methods(cluster, args.workdir))
-            seed = stack.enter_context(entropy.share_seed(cluster, args.workdir))
-            stack.enter_context(script_state.script_runs(cluster, seed))
-            stack.enter_context(written_files.write_once(cluster))
-            end = stack.enter_context(ending.collect_exit_functions())
+        with (
+            ending.collect_exit_functions() as end,
+            model_methods.distribute_methods(cluster, args.workdir),
+            entropy.share_seed(cluster, args.workdir) as seed,
+            script_state.script_runs(cluster, seed),
+            written_files.write_once(cluster),
+        ):
             code = _run(script)
             end()
             return code

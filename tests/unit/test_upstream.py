@@ -318,7 +318,7 @@ BY_USERS = {
     *("MultiWorkerMirroredStrategy", "Optimizer", "SlurmClusterResolver", "TFConfigClusterResolver"),
     *("TFRecordWriter", "Checkpoint", "GFile", "CheckpointManager", "File", "__init__", "__float__"),
     *("__getitem__", "__int__", "add_loss", "batch_jacobian", "cache", "clear_session", "compile"),
-    *("compute_average_loss", "config", "connect", "create_file_writer", "evaluate", "fit", "function"),
+    *("compute_average_loss", "config", "create_file_writer", "evaluate", "fit", "function"),
     *("get_file", "get_replica_context", "gradients", "hessians", "in_cross_replica_context", "jacobian"),
     *("merge_call", "memmap", "open", "optimizer", "predict", "random", "register", "unregister"),
     *("scale_regularization_loss", "scatter_nd_add", "_max", "_min", "_sub", "_update", "scope", "set_seed"),

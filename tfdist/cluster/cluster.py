@@ -145,7 +145,8 @@ class Cluster:
         def all_gather(numbers: tf.Tensor) -> tf.Tensor:
             return self.strategy.reduce("SUM", self.strategy.run(row, args=(numbers,)), axis=None)
 
-        return all_gather
+        # Traced here: of functions that calls trace, TensorFlow would warn after some.
+        return all_gather.get_concrete_function()
 
     def broadcast(self, value: int) -> int:
         """Returns the chief's `value`, below 2**63, on every worker. Collective."""

@@ -38,12 +38,20 @@ from tfdist.training import api as trainer
 
 
 def _as_tfdist_code(function: Callable) -> Callable:
-    """Marks calls as tfdist's code for `tfdist.run`; converts NumPy's and TensorFlow's integers in keywords to int."""
+    """Marks calls as tfdist's code for `tfdist.run`, and stops the stall timer at their end, also after an error.
+
+    Converts NumPy's and TensorFlow's integers in keywords to int.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
+        cluster = args[0] if args else options.get("cluster")
         with script_state.without_counting_draws():
-            return function(*args, **{name: _as_integer(value) for name, value in options.items()})
+            try:
+                return function(*args, **{name: _as_integer(value) for name, value in options.items()})
+            finally:
+                if isinstance(cluster, Cluster):
+                    cluster.monitor.stop_timer()
 
     return call
 
@@ -135,25 +143,15 @@ def fit(
     traced.log_changes("train")
     with interruption.handle_signals(place is not None) as stop, patches.patch_for_run(model) as stack:
         run = make_run.make_run(cluster, model, config, adapters, callbacks, verbose, stop, stack, place, initial_epoch)
-        sizes, steps_before = run.feed.sizes, _steps_made(run)
         name = f"{type(model).__name__}.train_step"
-        with own_setup.explain_mismatch(name), data_errors.explain(sizes.steps_per_epoch):
+        with own_setup.explain_mismatch(name), data_errors.explain(run.feed.sizes.steps_per_epoch):
             code = trainer.train(run)
-    cluster.monitor.stop_timer()
     if code == interruption.EXIT_STOPPED:
         raise SystemExit(code)
     traced.note_end(*adapters)
-    made = sizes.first_step + _steps_made(run) - steps_before
-    if made > sizes.first_step:
-        data.finish(made)
     if backup is not None and backup.delete_checkpoint and cluster.is_chief:
         shutil.rmtree(place)
     return run.hooks.history
-
-
-def _steps_made(run: trainer.Run) -> int:
-    """Returns the step count of the optimizer, or of the run: it includes the steps before a restart."""
-    return int(keras.ops.convert_to_numpy(run.context.step_count))
 
 
 @_as_tfdist_code
@@ -197,7 +195,6 @@ def evaluate(
         run = make_run.make_run(cluster, model, config, {"test": data}, callbacks, verbose, stop, stack)
         with data_errors.explain(data.steps):
             logs = trainer.evaluate(trainer.make_silent_services(run), 0)
-    cluster.monitor.stop_timer()
     return compiled_model.evaluation_result(model, logs, return_dict)
 
 
@@ -244,7 +241,6 @@ def predict(
     with data_errors.explain(data.steps):
         found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner)
     data.end_epoch()
-    cluster.monitor.stop_timer()
     return found
 
 

@@ -6,8 +6,6 @@ makes Keras' own `fit`, `evaluate` and `predict` raise for models made in the cl
 """
 
 import atexit
-import logging
-import re
 import signal
 import sys
 import types
@@ -21,10 +19,8 @@ from tfdist.cluster.collective_guard import ScriptCluster
 from tfdist.cluster.devices import eager_context
 from tfdist.config import closed_streams
 from tfdist.keras_fit import messages
+from tfdist.keras_fit.script import script_state
 from tfdist.training import api as trainer
-
-_RETRACED = re.compile("<function (Cluster._compile_all_gather|make_multi_step_fn)")
-
 
 # What `connect` returned.
 _connected: Cluster | None = None
@@ -50,9 +46,15 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
         The cluster. Create and compile models in its `scope()`.
 
     Raises:
-        TimeoutError, ValueError, OSError: as in `strategy.connect`; also ValueError if Keras has another backend.
+        TimeoutError, ValueError, OSError: as in `strategy.connect`; also ValueError if Keras has another backend, or
+            `tfdist.run` has connected the workers.
     """
     global _connected
+    if script_state.in_script():
+        raise ValueError(
+            "The script calls tfdist.connect, which tfdist.run has done already: start it without tfdist.run, as "
+            "docs/scripts.md shows, or remove tfdist's calls from it."
+        )
     closed_streams.reopen()
     if keras.config.backend() != "tensorflow":
         raise ValueError(
@@ -62,8 +64,6 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
     trainer.adopt_remat_scopes()
     _connected = cluster = collective_guard.for_script(strategy.connect(options))
     messages.log_only_on_chief(cluster.is_chief)
-    # TensorFlow would warn of frequent retracing: it counts the functions of all calls of `fit` as one function.
-    logging.getLogger("tensorflow").addFilter(lambda record: not _RETRACED.search(record.getMessage()))
     if seed is not None and eager_context.global_seed() is None:
         keras.utils.set_random_seed(seed)
     if cluster.num_workers > 1:

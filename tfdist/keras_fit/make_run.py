@@ -269,25 +269,26 @@ def _make_feed(
     shard, validation = trainer.replica_shard(cluster), data.get("test")
     adapter = data.get("train", validation)
 
-    def repeat_validation(epoch: int) -> None:
-        """Repeats on the validation data what an earlier start did to it after this epoch."""
-        due = trainer.DueSteps(config.evaluation.every, adapter.steps)
-        if validation is not None and due.is_due((epoch + 1) * adapter.steps):
-            validation.repeat_pass()
-
     def open_training(start: int, stop: int) -> Iterator[Any] | None:
-        if isinstance(adapter, Stream):
-            return None
+        """Repeats what an earlier start has done to the data before step `start`."""
+        due = trainer.DueSteps(config.evaluation.every, adapter.steps)
         for epoch in range(initial_epoch, start // adapter.steps):
-            repeat_validation(epoch)
-        return cluster.distribute(adapter.dataset(shard, start, stop))
+            adapter.repeat_epoch()
+            if validation is not None and due.is_due((epoch + 1) * adapter.steps):
+                validation.repeat_pass()
+        if not isinstance(adapter, Stream):
+            return cluster.distribute(adapter.dataset(shard, start, stop))
+        if start % adapter.steps:
+            adapter.begin_epoch(start % adapter.steps)
+        return None
 
     def iterator_at(present: Iterator[Any] | None, step: int) -> Iterator[Any]:
-        epoch, step_in_epoch = divmod(step, adapter.steps)
-        if not isinstance(adapter, Stream) or (present is not None and step_in_epoch):
+        first = step % adapter.steps
+        if not isinstance(adapter, Stream) or (present is not None and first):
             return present
-        adapter.begin_epoch(epoch)
-        return cluster.distribute(adapter.elements(shard, step_in_epoch))
+        if not first:
+            adapter.begin_epoch()
+        return cluster.distribute(adapter.elements(shard, first))
 
     def end_epoch() -> None:
         adapter.end_epoch()
@@ -295,8 +296,7 @@ def _make_feed(
             _compare_first_batches(cluster, adapter)
 
     if isinstance(adapter, Stream) and adapter is not validation:
-        adapter.validate = repeat_validation
-        adapter.reset(initial_epoch)
+        adapter.reset()
     return Feed(
         sizes=Sizes(
             global_batch=adapter.batch_size,

@@ -7,7 +7,7 @@ random rows shows that its layers do not mix rows.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -73,25 +73,16 @@ class Predictor:
         with plain_values.restore_values(self._model):
             return not any(probe.mixing_layers(trace, tf.nest.map_structure(of_any_size, element_spec)))
 
-    def bind(self, iterator: Iterator) -> Callable[[], Any]:
-        """Returns a function that predicts the next batch of `iterator`, and returns tensors. Collective.
-
-        The function is traced here, because TensorFlow would warn if a call traced it.
-        """
-        with self._traced.as_traced("predict", traces_now=True):
-            run = self._of_shards.get_concrete_function(iterator)
-
-        def predict() -> Any:
-            element, outputs = run(iterator)
-            if self._alone:
-                return outputs
-            total = int(gather_lib.of_first_replica(self._cluster, element["total"]))
-            if outputs is not None and all(one.shape[0] == total for one in tf.nest.flatten(outputs)):
-                return outputs
-            with self._traced.as_traced("predict"):
-                return self._of_batch(element)
-
-        return predict
+    def __call__(self, iterator: Iterator, traced: set[str]) -> Any:
+        """Predicts the next batch of `iterator`, and returns tensors; `traced`: see `run_steps`. Collective."""
+        element, outputs = self._traced.run_steps(traced, "predict", self._of_shards, iterator)
+        if self._alone:
+            return outputs
+        total = int(gather_lib.of_first_replica(self._cluster, element["total"]))
+        if outputs is not None and all(one.shape[0] == total for one in tf.nest.flatten(outputs)):
+            return outputs
+        with self._traced.as_traced("predict"):
+            return self._of_batch(element)
 
     def _run_shards(self, iterator: Iterator) -> tuple[Any, Any]:
         """Returns the next batch and its outputs; these are None if the replicas' outputs are not rows of the batch."""
@@ -141,14 +132,14 @@ def gather(
         Arrays [examples, ...] in the order of the data, in the structure of the model's outputs.
         As in Keras, ragged tensors where the batches have rows of different shapes.
     """
-    batches = []
+    batches: list[Any] = []
+    traced: set[str] = set()
     callbacks.call("on_predict_begin")
-    with cluster.monitor.in_collective("tfdist.predict"):
-        predict = predictor.bind(elements)
     for index in range(steps):
         callbacks.before_steps("predict", index)
         with cluster.monitor.in_collective("tfdist.predict"):
-            outputs = tf.nest.map_structure(lambda one: one.cpu() if isinstance(one, tf.Tensor) else one, predict())
+            outputs = predictor(elements, traced)
+            outputs = tf.nest.map_structure(lambda one: one.cpu() if isinstance(one, tf.Tensor) else one, outputs)
         batches.append(outputs)
         cluster.monitor.note_progress(index + 1)
         callbacks.after_steps("predict", index, steps, functools.partial(dict, outputs=outputs))

@@ -67,13 +67,15 @@ def test_an_evaluation_makes_no_slots_and_the_next_one_traces_nothing(made):
 
 
 @pytest.mark.slow
-def test_predictions_of_many_models_are_not_warned_about(made, caplog, monkeypatch):
+def test_trainings_and_predictions_of_many_models_are_not_warned_about(made, caplog, monkeypatch):
     cluster, _ = made
     monkeypatch.setattr(tf.get_logger(), "propagate", True)
     monkeypatch.setattr(tf.get_logger(), "level", logging.WARNING)
     for _ in range(6):  # TensorFlow warns at the fifth trace.
         with cluster.scope():
             model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        compile_model(cluster, model)
+        tfdist.fit(cluster, model, X, Y, verbose=0)
         tfdist.predict(cluster, model, X, verbose=0)
     assert [record.message for record in caplog.records if "retracing" in record.message] == []
 
@@ -95,3 +97,16 @@ def test_fit_says_that_it_does_not_call_an_evaluation_of_the_models_own(made, ca
     assert "evaluate" not in capsys.readouterr().err
     history = tfdist.fit(cluster, model, X, Y, validation_data=(X, Y), verbose=0).history
     assert "Evaluating has its own evaluate" in capsys.readouterr().err and "val_more" not in history
+
+
+class Fails(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise KeyError(epoch)
+
+
+def test_the_stall_timer_stops_after_an_error_that_a_script_may_catch(made):
+    cluster, model = made
+    compile_model(cluster, model)
+    with pytest.raises(KeyError):
+        tfdist.fit(cluster, model, X, Y, verbose=0, callbacks=[Fails()])
+    assert cluster.monitor.started and cluster.monitor.last_execution is None

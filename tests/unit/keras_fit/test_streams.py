@@ -119,13 +119,12 @@ def unwarned(monkeypatch):
     monkeypatch.setattr(messages, "_logged", set())
 
 
-def epoch(data, number, first=0, steps=None):
+def epoch(data, first=0):
     """The batches of an epoch of training, as the loop reads them."""
-    data.begin_epoch(number)
+    data.begin_epoch(first)
     read = iter(data.elements(ReplicaShard(), first))
-    found = [next(read)["data"][0] for _ in range((steps or data.steps) - first)]
-    if steps is None:
-        data.end_epoch()
+    found = [next(read)["data"][0] for _ in range(data.steps - first)]
+    data.end_epoch()
     return tf.nest.map_structure(lambda one: one.numpy(), found)
 
 
@@ -171,18 +170,18 @@ def test_trainings_read_the_passes_of_keras_also_after_a_resume(name):
     for fit in range(2):
         data = make_adapter.make_data_adapter(dataset, None, None, base.DataOptions())
         data.sample(16)
-        data.reset(0)
+        data.reset()
         for number in range(2):
-            assert_equal(epoch(data, number), expected[2 * fit + number])
-        data.finish(2 * data.steps)
+            assert_equal(epoch(data), expected[2 * fit + number])
     # As after an earlier start, whose first training is finished and whose second one is resumed.
     tf.random.set_seed(3)
     dataset = SHUFFLED[name][0]()
     first, second = (make_adapter.make_data_adapter(dataset, None, None, base.DataOptions()) for _ in range(2))
-    first.reset(0)
-    first.finish(2 * first.steps)
-    second.reset(0)
-    assert_equal(epoch(second, 1, first=1), expected[3][1:])
+    for data, epochs in ((first, 2), (second, 1)):
+        data.reset()
+        for _ in range(epochs):
+            data.repeat_epoch()
+    assert_equal(epoch(second, first=1), expected[3][1:])
 
 
 def test_a_dataset_that_repeats_its_shuffle_begins_anew_in_each_training_with_a_line(unwarned, capsys):
@@ -191,11 +190,12 @@ def test_a_dataset_that_repeats_its_shuffle_begins_anew_in_each_training_with_a_
     dataset, options = tf.data.Dataset.range(12).shuffle(12, seed=1).repeat().batch(4), base.DataOptions(steps=4)
     for fit in range(2):
         data = make_adapter.make_data_adapter(dataset, None, None, options)
-        data.reset(0)
+        data.reset()
         if fit == 0:
-            assert_equal([*epoch(data, 0), *epoch(data, 1)], expected)
+            assert_equal([*epoch(data), *epoch(data)], expected)
         else:  # Resumed.
-            assert_equal(epoch(data, 1, first=1), expected[5:])
+            data.repeat_epoch()
+            assert_equal(epoch(data, first=1), expected[5:])
     assert "repeats a shuffle" in capsys.readouterr().err
 
 
@@ -203,8 +203,8 @@ def test_steps_that_do_not_divide_a_pass_are_told(unwarned, capsys):
     dataset = tf.data.Dataset.range(16).batch(4)
     data = make_adapter.make_data_adapter(dataset, None, None, base.DataOptions(steps=3))
     assert "3 steps per epoch do not divide the 4 batches" in capsys.readouterr().err
-    data.reset(0)
-    assert [one[0] // 4 for number in range(2) for one in epoch(data, number)] == [0, 1, 2, 3, 0, 1]
+    data.reset()
+    assert [one[0] // 4 for _ in range(2) for one in epoch(data)] == [0, 1, 2, 3, 0, 1]
 
 
 class Rows(keras.utils.PyDataset):
@@ -229,10 +229,12 @@ def test_workers_read_the_batches_of_a_py_dataset_alike_also_after_a_resume():
     parts, _ = elements(lambda: (Rows(), {}), 4)
     assert_equal(parts, whole)
     first, second = (feed(lambda: (Rows(), {"shuffle": True})) for _ in range(2))
-    first.reset(0)
-    read = [epoch(first, number) for number in range(3)]
-    second.reset(0)
-    assert_equal(epoch(second, 2, first=1), read[2][1:])
+    first.reset()
+    read = [epoch(first) for _ in range(3)]
+    second.reset()
+    for _ in range(2):
+        second.repeat_epoch()
+    assert_equal(epoch(second, first=1), read[2][1:])
     assert sorted(np.concatenate([one[1] for one in read[1]]).tolist()) == sorted(Y.tolist())
 
 

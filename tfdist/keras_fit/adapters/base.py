@@ -67,8 +67,8 @@ class DataAdapter:
     def end_epoch(self) -> None:
         """Ends an epoch, or a pass, of which all steps were made."""
 
-    def finish(self, steps: int) -> None:
-        """Called after training for `steps` steps; repeats what an earlier start did to the data in these steps."""
+    def repeat_epoch(self) -> None:
+        """Repeats what an epoch of an earlier start has done to the data."""
 
     def repeat_pass(self) -> None:
         """Repeats what an evaluation of an earlier start has done to the data."""

@@ -40,7 +40,7 @@ def find(dataset: tf.data.Dataset) -> DatasetTraits:
     ops, unseeded, unordered = set(), False, False
     for one in transformations(dataset):
         unordered |= _is_unordered(one)
-        unseeded |= [int(seed) for seed in shuffle_seeds(one)] == [0, 0]
+        unseeded |= shuffle_seeds(one) == [0, 0]
         ops |= ops_of_functions(one)
     python = any("PyFunc" in op or op == "GeneratorDataset" for op in ops)
     # Stateless random ops are excluded: they depend only on seeds in the data.
@@ -77,9 +77,16 @@ def transformations(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
         yield from transformations(one)
 
 
-def shuffle_seeds(dataset: tf.data.Dataset) -> list[tf.Tensor]:
+def shuffle_seeds(dataset: tf.data.Dataset) -> list[int]:
     """Returns the two seeds of a shuffle; [] for another transformation."""
-    return [dataset._seed, dataset._seed2] if hasattr(dataset, "_seed2") else []
+    return [int(dataset._seed), int(dataset._seed2)] if hasattr(dataset, "_seed2") else []
+
+
+def graph_of(dataset: tf.data.Dataset) -> tf.compat.v1.GraphDef:
+    """Returns the graph of `dataset` and of all that it transforms."""
+    variant = tf.data.experimental.to_variant(dataset)
+    graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=1)
+    return tf.compat.v1.GraphDef.FromString(graph.numpy())
 
 
 def functions(dataset: tf.data.Dataset) -> list[Any]:
@@ -102,8 +109,6 @@ def _is_unordered(dataset: tf.data.Dataset) -> bool:
     graphs = [function.graph.as_graph_def() for function in functions(dataset)]
     # For an interleave only the graph has the argument. With one element, such as one file, the order is fixed.
     if type(dataset).__name__ == "_ParallelInterleaveDataset" and inputs(dataset)[0].cardinality() != 1:
-        variant = tf.data.experimental.to_variant(dataset)
-        graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=1)
-        graphs.append(tf.compat.v1.GraphDef.FromString(graph.numpy()))
+        graphs.append(graph_of(dataset))
     own = hasattr(dataset, "_deterministic") and dataset._deterministic == "false"
     return own or any(node.attr["deterministic"].s == b"false" for one in graphs for node in guard.nodes(one))

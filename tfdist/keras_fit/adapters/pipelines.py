@@ -127,10 +127,7 @@ def copy(dataset: tf.data.Dataset, *, ordered: bool = False) -> tf.data.Dataset:
     Args:
         ordered: whether to leave out shuffles and caches, to find out sizes.
     """
-    variant = tf.data.experimental.to_variant(dataset)
-    graph = tf.compat.v1.GraphDef.FromString(
-        tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=1).numpy()
-    )
+    graph = dataset_traits.graph_of(dataset)
     for node in list(graph.node):
         if ordered and node.op in ("ShuffleDatasetV3", "CacheDataset", "CacheDatasetV2"):
             del node.input[1:]

@@ -35,65 +35,49 @@ class Stream(DataAdapter):
     # Hooks of the data object, called as by Keras.
     on_epoch_begin: Callable[[], None] = lambda: None
     on_epoch_end: Callable[[], None] = lambda: None
-    # Called at the end of an epoch that is repeated, with its number.
-    validate: Callable[[int], None] = lambda epoch: None
 
     def __post_init__(self) -> None:
-        # The epoch that has begun, and whether nothing of it was read or repeated yet.
-        self._epoch, self._is_pending = -1, False
         # The summary of the first batch of the epoch; zeros if it was not noted.
         self.first_batch = same_data.summary([])
         self._made: dict[Any, tf.data.Dataset] = {}
 
-    def reset(self, first: int) -> None:
-        """Called before training from epoch `first` on, and before an evaluation: Keras calls on_epoch_end there."""
+    def reset(self) -> None:
+        """Called before training, and before an evaluation: Keras calls on_epoch_end there."""
         self.on_epoch_end()
         self.passes.reset()
-        self._epoch, self._is_pending = first - 1, False
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Begins an epoch of training; first repeats the earlier epochs, which an earlier start has made."""
-        while self._epoch < epoch:
-            if self._is_pending:
-                self._repeat(self.steps)
-            self._epoch, self._is_pending = self._epoch + 1, True
-            self.on_epoch_begin()
-            self.passes.begin()
-
-    def _repeat(self, steps: int) -> None:
-        self.passes.skip(steps)
-        if steps == self.steps:
-            self.end_epoch()
-            self.validate(self._epoch)
+    def begin_epoch(self, first: int = 0) -> None:
+        """Begins an epoch, of which an earlier start has made the steps before `first`."""
+        self.on_epoch_begin()
+        self.passes.begin()
+        self.passes.skip(first)
 
     def end_epoch(self) -> None:
-        self._is_pending = False
         self.passes.end()
         self.on_epoch_end()
 
-    def finish(self, steps: int) -> None:
-        self.begin_epoch((steps - 1) // self.steps)
-        if self._is_pending:
-            self._repeat((steps - 1) % self.steps + 1)
+    def repeat_epoch(self) -> None:
+        self.begin_epoch(self.steps)
+        self.end_epoch()
 
     def one_pass(self, shard: ReplicaShard, *, reset: bool) -> tf.data.Dataset:
         if reset:
-            self.reset(0)
-        self.begin_epoch(0)
+            self.reset()
+        self.begin_epoch()
         return self.elements(shard)
 
     def repeat_pass(self) -> None:
-        self.reset(0)
-        self.finish(self.steps)
+        self.reset()
+        self.repeat_epoch()
 
     def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         self.passes.begin()
+        self.passes.skip(start % self.steps)
         return self.elements(shard, start % self.steps)
 
     def elements(self, shard: ReplicaShard, first: int = 0) -> tf.data.Dataset:
         """Returns this worker's elements of the epoch that has begun, from step `first` on."""
-        self._is_pending = False
-        self.passes.read_from(first)
+        self.passes.catch_up()
         if (shard, first) not in self._made:  # It takes time to trace.
             self._made = {(shard, first): self._elements(shard, first)}
         return self._made[shard, first]

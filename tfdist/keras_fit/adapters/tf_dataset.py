@@ -64,9 +64,9 @@ def adapt_dataset(
     sizes = () if known else sizes or _first_batch_sizes(dataset)
     return Stream(
         passes=Passes(
-            batches,
-            length,
-            steps,
+            dataset=batches,
+            length=length,
+            steps=steps,
             continues=options.steps is not None,
             restarts=not is_generator,
             has_state=traits.has_state and not is_indexed,
@@ -167,7 +167,7 @@ def _sample(dataset: tf.data.Dataset, count: int) -> dict[str, np.ndarray]:
     source, seeds = dataset, []
     for one in dataset_traits.transformations(dataset):
         if pair := dataset_traits.shuffle_seeds(one):
-            seeds.append([keras.ops.convert_to_numpy(seed) for seed in pair])
+            seeds.append(pair)
             source = next(iter(dataset_traits.inputs(one)), None)
         if any("Shuffle" in op for op in dataset_traits.ops_of_functions(one)):
             source = None

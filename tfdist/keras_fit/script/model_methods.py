@@ -16,7 +16,7 @@ from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import collective_guard, script_strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import patch
-from tfdist.keras_fit import api, compiled_model, connect, make_run, messages
+from tfdist.keras_fit import api, compiled_model, make_run, messages
 from tfdist.keras_fit.own_step import own_loop, own_setup
 from tfdist.keras_fit.script import script_state
 
@@ -77,7 +77,6 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
             (optimizer, ["__init__", "add_variable_from_reference"], functools.partial(_in_scope, cluster)),
             (optimizer, ["apply"], functools.partial(_apply_in_loop, cluster)),
             *((module, _IGNORED_SETTINGS, _ignore_setting) for module in _CONFIG_MODULES),
-            (connect, ["connect"], _refuse_connect),
             (tf.compat.v1, ["reset_default_graph"], reset_graph),
         ]
         for owner, names, function in replaced:
@@ -93,13 +92,6 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
                 "skips a call, the next one takes its number, and resumes from the checkpoints of the skipped call: "
                 "make all calls. Finished calls do not train again."
             )
-
-
-def _refuse_connect(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    raise ValueError(
-        "The script calls tfdist.connect, which tfdist.run has done already: start it without tfdist.run, as "
-        "docs/scripts.md shows, or remove tfdist's calls from it."
-    )
 
 
 def _methods(

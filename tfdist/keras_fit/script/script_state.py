@@ -128,7 +128,7 @@ def line_of_script(path: Any = None, *, for_library: bool = False) -> str:
             picture, counts as the script's, unless it is in a hidden directory or in the library.
         for_library: the workers also act together if a library calls for a purpose of its own, such as a download.
     """
-    if not on_all_workers() or (path is not None and (not _is_path(path) or is_private(path))):
+    if not on_all_workers() or (path is not None and (not _is_path(path) or _is_private(path))):
         return ""
     frame, by_library = inspect.currentframe(), False
     while frame is not None and (kind := _kind_of_code(frame.f_code.co_filename)) != "user":
@@ -167,7 +167,7 @@ def _is_of_library(path: Any) -> bool:
     return any(part.startswith(".") for part in place.split(os.sep)) or not user_code.is_users(place)
 
 
-def is_private(path: Any) -> bool:
+def _is_private(path: Any) -> bool:
     """Returns whether a path is private to this worker: in its temporary directory, or the null device."""
     if not _is_path(path):
         return False

@@ -132,11 +132,10 @@ def _path(parameter: str, original: Callable[..., Any], args: tuple, keywords: d
 
 
 def _once(parameter: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    path = _path(parameter, original, args, keywords) if script_state.on_all_workers() else os.devnull
-    place = script_state.line_of_script(path)
+    path = _path(parameter, original, args, keywords) if script_state.on_all_workers() else None
     # A model that a callback of Keras saves in a hidden directory is a file of the script, too.
-    saves = parameter == "filepath" and not script_state.is_private(path)
-    if not (place or saves) or keywords.get("dir_fd") is not None:
+    place = script_state.line_of_script(path, for_library=parameter == "filepath")
+    if not place or keywords.get("dir_fd") is not None:
         return original(*args, **keywords)
     return script_state.call_on_owner(f"{place} {original.__name__}", lambda: original(*args, **keywords), path)
 
