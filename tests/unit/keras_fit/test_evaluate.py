@@ -109,4 +109,4 @@ def test_the_stall_timer_stops_after_an_error_that_a_script_may_catch(made):
     compile_model(cluster, model)
     with pytest.raises(KeyError):
         tfdist.fit(cluster, model, X, Y, verbose=0, callbacks=[Fails()])
-    assert cluster.monitor.started and cluster.monitor.last_execution is None
+    assert cluster.monitor.has_executed and cluster.monitor.last_execution is None
