@@ -94,6 +94,19 @@ def test_an_objective_that_lets_examples_meet_is_named(function, count):
     assert len(found) == count and all("'loss' of an example depends on other examples" in each for each in found)
 
 
+def test_the_check_of_an_objective_changes_no_variable():
+    counted, plain = keras.Variable(0.0), tf.Variable(0.0)
+
+    def count(model, batch, *, training):
+        counted.assign(counted + 1.0)
+        plain.assign_add(1.0)
+        return together(model, batch, training=training)
+
+    objective = types.SimpleNamespace(function=count, model=network(scaled=True))
+    assert [*first_batch.coupled(objective, source("train").read(tf.range(8, dtype=tf.int64)))]
+    assert float(counted.value) == float(plain) == 0.0
+
+
 @pytest.mark.parametrize(("labels", "words"), [([1, 2, 3, 4], "begin at 0"), ([0, 1, 7, 4], "to 8.")])
 def test_labels_beyond_the_outputs_are_named_before_the_first_step(labels, words):
     (found,) = first_batch.label_notes(np.array(labels * 16), (None, 4))

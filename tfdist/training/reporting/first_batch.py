@@ -60,14 +60,12 @@ def coupled(objective: Objective, batch: Batch) -> Iterator[str]:
     One cause is subtracting tensors of shapes [n, 1] and [n], which gives [n, n]. Each replica computes its examples
     alone, so another number of replicas would give other values.
     """
-    few, again, more = (
-        objective.function(
-            objective.model, {name: tf.constant(value[:count]) for name, value in batch.items()}, training=False
-        )
-        for count in (_FEW, _FEW, _MORE)
-    )
+    try:
+        few, again, more = (_values_of_first(objective, batch, count) for count in (_FEW, _FEW, _MORE))
+    except Exception:  # Training calls the objective, too: its error names the line.
+        return
     for name in few:
-        one, same, other = (float(values[name][0]) for values in (few, again, more))
+        one, same, other = (values[name] for values in (few, again, more))
         # A value that differs between equal batches is drawn at random, and tells nothing.
         if one == same and not math.isclose(one, other, rel_tol=_COUPLED, abs_tol=_COUPLED):
             yield (
@@ -76,6 +74,25 @@ def coupled(objective: Objective, batch: Batch) -> Iterator[str]:
                 "examples alone, so another number of replicas gives other results. Does it subtract "
                 "tensors of shapes [n, 1] and [n]?"
             )
+
+
+def _values_of_first(objective: Objective, batch: Batch, count: int) -> dict[str, float]:
+    """Returns the values of the first of `count` examples by name; variables that the objective assigns do not change.
+
+    This worker alone computes them, so it must not change anything.
+    """
+    names: list[str] = []
+
+    def values(*given: tf.Tensor) -> list[tf.Tensor]:
+        with keras.StatelessScope():
+            found = objective.function(objective.model, dict(zip(batch, given, strict=True)), training=False)
+        names[:] = found
+        return [tf.cast(value[0], tf.float32) for value in found.values()]
+
+    tensors = [tf.constant(value[:count]) for value in batch.values()]
+    function = tf.compat.v1.wrap_function(values, [tf.TensorSpec.from_tensor(one) for one in tensors])
+    pruned = function.prune(function.inputs[: len(tensors)], function.outputs)  # Without what it writes or prints.
+    return {name: float(value) for name, value in zip(names, pruned(*tensors), strict=True)}
 
 
 def _scaled_twice(model: keras.Model, inputs: np.ndarray, prepare: dict[str, Any]) -> Iterator[str]:
