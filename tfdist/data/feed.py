@@ -75,7 +75,7 @@ class Feed:
     training: Callable[[int, int], tf.data.Dataset]
     # (start, stop) -> an iterator over those batches, with one element a step for all local replicas; None for a
     # script's stream, whose iterators `iterator_at` makes.
-    open_training: Callable[[int, int], Iterator[Any]]
+    open_training: Callable[[int, int], Iterator[Any] | None]
     # (iterator, step) -> the iterator to use at `step`: a new one if each epoch has its own dataset.
     iterator_at: Callable[[Iterator[Any], int], Iterator[Any]] = lambda present, step: present
     # Called after the last step of an epoch.

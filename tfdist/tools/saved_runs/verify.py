@@ -55,7 +55,12 @@ def main(args: argparse.Namespace) -> int:
     intervals = list(itertools.pairwise(steps))  # An interval begins at step 0 or a kept checkpoint.
     chosen = sorted(random.sample(intervals, min(args.intervals, len(intervals))))
     with tempfile.TemporaryDirectory() as scratch:
-        wrong = list(_Replay(saved, recorded, facts, Path(scratch)).differences(chosen))
+        try:
+            replay = _Replay(saved, recorded, facts, Path(scratch))
+        except ValueError as error:
+            print(f"tfdist verify: {error}", file=sys.stderr)
+            return 2
+        wrong = list(replay.differences(chosen))
     for line in wrong:
         print(line)
     shown = ", ".join(f"{first} to {last}" for first, last in chosen) or "none"
@@ -120,6 +125,12 @@ class _Replay:
 
         self._saved, self._recorded, self._facts = saved, recorded, facts
         self._run = setup.build_run(saved.config, scratch)
+        here = self._run.cluster.num_replicas
+        if saved.config.train.virtual_replicas is None and facts.get("replicas.all", here) != here:
+            raise ValueError(
+                f"{saved.workdir} was trained on {facts['replicas.all']} replicas, and there are {here} here: sums are "
+                "rounded differently. Verify it on a machine with as many GPUs."
+            )
         self._services = opening.make_silent_services(self._run)
         self._initial = checkpoint_format.snapshot(self._run.variables)
 

@@ -22,6 +22,7 @@ class Contrastive(keras.Model):
             logits = 5.0 * tf.matmul(first, others, transpose_b=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
             loss = tf.reduce_mean(losses) / context.num_replicas_in_sync
+        loss = context.merge_call(lambda strategy, one: one, args=(loss,))
         gradients = tape.gradient(loss, self.net.trainable_variables)
         gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
         self.optimizer.apply(gradients, self.net.trainable_variables)
