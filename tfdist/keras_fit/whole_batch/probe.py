@@ -115,6 +115,7 @@ class Probe(GlobalView):
         before, is_outermost = self.num_operations(), self.numbers is None
         numbers = [[] if is_outermost else self.numbers]
         assigned = dict(self.scope.state_mapping)
+        begin = attributes.Attributes(attributes.objects_of(layer))
         with patching.set_in_block(self, numbers=numbers[0]):
             whole = original(layer, *args, **keywords)
         left = self._tensors_left(layer)
@@ -134,9 +135,10 @@ class Probe(GlobalView):
                 for one, n, mask in zip(flat, times, masks, strict=True)
             ]
             some, named, values = tf.nest.pack_sequence_as(given, cut)
-            attributes.assign(held, values)
             numbers.append([])
-            # Each call begins with the same variables: a layer may update them, and use the new values.
+            # Each call begins with the same attributes and variables: a layer may update them, and use the new values.
+            begin.restore()
+            attributes.assign(held, values)
             with (
                 patching.set_in_block(self, compares=False, numbers=numbers[-1]),
                 patching.set_in_block(self.scope, state_mapping=dict(assigned)),
