@@ -105,13 +105,16 @@ def acquire(
     """Makes this process the only one that writes to `workdir`, which is created if needed.
 
     Args:
-        job: id of the batch job, "" without one. Waits up to `wait_seconds` for another run of the same job: a requeued
-            job may start while its processes on another host are still saving.
+        job: id of the batch job, "" without one. A requeued job may start while its processes on another host are still
+            saving.
+        wait_seconds: time limit of the wait for another run of the same job, or to find out whether a run on another
+            machine is dead.
         lost: called in a thread if another run takes over the workdir, because this one was suspended for a long time.
         log: called with a log line about a wait, and about a dead run.
 
     Raises:
-        WorkdirInUseError: another run is alive and writes there.
+        WorkdirInUseError: another run is alive, or not known to be dead after `wait_seconds`; or the file is a link, a
+            pipe or a directory.
     """
     files.make_workdir(workdir)
     path, mine = workdir / LOCK, _this_process(job, heartbeat_seconds)

@@ -83,7 +83,10 @@ class StopRequest:
 
 
 def within(seconds: float, function: Callable[[], T]) -> T | None:
-    """Returns `function()`; None if it takes longer, for example in a hanging file system, or no thread can start."""
+    """Returns `function()`; None if it takes longer, for example in a hanging file system.
+
+    Also returns None if the function raises an error, which Python prints, or if no thread can start.
+    """
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(function()), daemon=True)
     with contextlib.suppress(RuntimeError):

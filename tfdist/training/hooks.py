@@ -61,7 +61,7 @@ class Hooks:
         return False
 
     def ends(self, kind: str, steps: int) -> bool:
-        """Returns True if `kind` stops after `steps` (at least 1) of the epoch, evaluation or prediction."""
+        """Returns True if `kind` stops after `steps` of the epoch (0 at its end), evaluation or prediction."""
         return self.stop_requested(kind) and (steps % self.steps_per_execution == 0 or self.stopped_on_nan)
 
     def steps_to_hook(self, kind: str, step: int) -> int | None:

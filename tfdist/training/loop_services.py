@@ -49,7 +49,7 @@ class LoopAction:
         """Acts if it is due after `state.step`; called at the start, and after each execution."""
 
     def check(self, services: LoopServices, state: TrainingState) -> None:
-        """Checks the state at the start, before each save and `--mode=eval`; may raise an error to end the run."""
+        """Checks the state at the start, before each save, and in `--mode=eval`; may raise an error to end the run."""
 
     def close(self) -> None:
         """Called at the end, however the run ends."""

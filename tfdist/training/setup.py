@@ -46,7 +46,7 @@ def build_run(
         cluster: the cluster of a process that is already connected; None: connects, with the options `config.cluster`.
         config_file: the file of the config, for the log; "": unknown.
         trains: False: the run only evaluates, so the batch size need not be a multiple of the number of replicas, and
-            no files are written.
+            nothing is written to `workdir`.
 
     Raises:
         StopError: a stop was requested before all workers connected.

@@ -39,7 +39,7 @@ class ExecutionLength:
     """Chooses the steps of the next execution, so that it takes about `execution_seconds`; the same on all workers."""
 
     execution_seconds: float
-    # Steps of the last execution.
+    # Steps of the next execution, unless it must end earlier.
     steps: int = 1
     # Executions so far. The first one compiles, so its time is ignored.
     executions: int = 0

@@ -22,7 +22,7 @@ def place(gradient: tf.IndexedSlices, replica: tf.Tensor | int, num_replicas: in
     before, count = replica * size, gradient.indices.shape[0]
     if count is None:
         count = tf.shape(gradient.indices)[0]
-        # With a constant, TensorFlow would compute gigabytes of zeros of each size when it optimizes the graph.
+        # With a constant `before`, TensorFlow would make gigabytes of zeros of each size when it optimizes the graph.
         before = tf.minimum(before, before + count)
     after = num_replicas * size - before - count
     parts = []
