@@ -2,8 +2,8 @@
 
 Each replica runs the model on its shard of a batch. Outputs with one row per example and a known shape are
 concatenated. Other outputs, such as a number or rows of an unknown length, are computed on the whole batch, as on one
-device. So are the outputs of a user's `predict_step`, and those of a model with the user's layers, unless a test with
-random rows shows that its layers do not mix rows.
+device. So are the outputs of a user's `predict_step`; and those of a model with the user's layers, with functions as
+layers or with layers of Keras that may mix rows, unless a test with random rows shows that they do not mix them.
 """
 
 import functools

@@ -36,8 +36,8 @@ def train_round(local_steps: int, context: StepContext, shard: Batch) -> tf.Tens
     """Like `train_step.train_step`, with one optimizer step for each of `local_steps` parts of this replica's shard."""
     train_step.check_trainable(context.model)
     replicas = context.cluster.num_replicas
-    # The loss is divided by the examples of one part over all replicas. Times `replicas`, its gradient is that of this
-    # replica's own mean.
+    # The loss is divided by the examples of one part over all replicas. So its gradient is multiplied by `replicas`
+    # below, which makes it the gradient of the mean over this replica's examples.
     objective = dataclasses.replace(context.objective, global_batch=context.objective.global_batch // local_steps)
     updated = (*context.model.trainable_variables, *context.optimizer.variables)
     averaged = [variable for variable in updated if keras.backend.is_float_dtype(variable.dtype)]

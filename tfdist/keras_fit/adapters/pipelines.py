@@ -25,8 +25,8 @@ _FREE: dict[str, Callable[[Any, tf.data.Dataset], tf.data.Dataset]] = {
 }
 # Stateful for TensorFlow, but pure here: they depend only on their arguments and on variables that do not change.
 _PURE_OPS = {"Assert", "ReadVariableOp", "PartitionedCall", "StatefulPartitionedCall", "If", "Case", "While"}
-# Transformations after a shuffle that begin its passes, or cache one, only while they are read: making an iterator does
-# not draw the seeds of all its passes.
+# After a shuffle, these transformations begin its passes, or cache one, only while they are read: an iterator that is
+# made and not read has not drawn the seeds of all passes.
 _LATE = ("_RepeatDataset", "_ConcatenateDataset", "CacheDataset", "_ShuffleDataset")
 
 

@@ -44,7 +44,7 @@ class Probe(GlobalView):
 
     # A layer, what of it was compared, in words, and the difference in units of rounding: float32 [].
     found: list[tuple[keras.Layer, str, tf.Tensor]] = dataclasses.field(default_factory=list)
-    # The same for tensors that a call leaves in attributes, each with what the step may read.
+    # The same for tensors that a call leaves in attributes, each with its copy, which the step finds in its place.
     left: list[tuple[keras.Layer, str, tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=list)
     compares: bool = True
     # Layers of the user's that draw random numbers, so that calls cannot be compared.

@@ -81,7 +81,7 @@ def step_seconds(cluster: Any, precision: str) -> float:
 
 
 def recommend_precision(seconds: Mapping[str, float]) -> str:
-    """Returns float32, unless a 16-bit precision is faster by a tenth: bfloat16, or float16 if it is a tenth faster."""
+    """Returns float32, or a 16-bit precision if a tenth faster; float16 only if a tenth faster than bfloat16."""
     # bfloat16 needs no loss scaling.
     fastest = "bfloat16" if seconds["bfloat16"] <= _WORTHWHILE * seconds["float16"] else "float16"
     return fastest if _WORTHWHILE * seconds[fastest] < seconds["float32"] else "float32"

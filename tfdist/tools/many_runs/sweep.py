@@ -43,7 +43,8 @@ _NOTATION = "a list (0.1,0.2), a range of whole numbers (0..4), log(1e-5,1e-2), 
 _MAX_RUNS = 10_000
 # The most characters in the name of a run.
 _LONGEST_NAME = 120
-# Exit codes after which the same command goes on from the newest checkpoint, besides negative ones: killed by a signal.
+# Exit codes after which the same command goes on from the newest checkpoint. It also does so after negative ones, which
+# mean that a signal killed the run.
 _MAY_GO_ON = (interruption.EXIT_STOPPED, interruption.EXIT_PEER_LOST, 130)
 
 # Overrides of one run: field -> value as on a command line.
