@@ -34,7 +34,10 @@ def compile_losses(model: keras.Model) -> list[Any]:
 
 def loss_objects(model: keras.Model) -> list[keras.Loss]:
     """Returns the losses given to `compile()`, with names and functions converted to objects."""
-    return [keras.losses.get(one) for one in compile_losses(model) if one is not None]
+    # By the outputs, Keras chooses one of its cross-entropies for these names; all are means over examples.
+    chosen = {"crossentropy": "categorical_crossentropy", "ce": "categorical_crossentropy"}
+    given = [one for one in compile_losses(model) if one is not None]
+    return [keras.losses.get(chosen.get(one, one) if isinstance(one, str) else one) for one in given]
 
 
 def compile_loss_weights(model: keras.Model) -> Any:

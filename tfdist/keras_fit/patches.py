@@ -65,11 +65,10 @@ def patch_for_run(model: keras.Model) -> Iterator[contextlib.ExitStack]:
     with (
         trainer.restore_methods(getattr(model.optimizer, "inner_optimizer", model.optimizer)),
         restore_attributes(),
-        contextlib.ExitStack() as undo,
+        trainer.advance_in_block(model),
         patch_keras(),
         contextlib.ExitStack() as stack,
     ):
-        undo.callback(trainer.restore_seed_generators, model)
         yield stack
 
 

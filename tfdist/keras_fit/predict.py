@@ -6,6 +6,7 @@ device. So are the outputs of a user's `predict_step`; and those of a model with
 layers or with layers of Keras that may mix rows, unless a test with random rows shows that they do not mix them.
 """
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import gather as gather_lib
+from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.keras_fit import compiled_model, patches
 from tfdist.keras_fit.adapters import base
 from tfdist.keras_fit.own_step import plain_values
@@ -50,6 +52,8 @@ class Predictor:
             if not model.built:  # A step on several devices cannot build it.
                 plain_values.trace_without_effect(model, model.predict_step, element_spec)
             self._divides = self._alone or not probe.may_mix(model) or self._rows_are_independent(element_spec)
+            # The batches so far.
+            self._count = keras.Variable(0, dtype="int64", trainable=False)
         compiled = functools.partial(tf.function, autograph=False, reduce_retracing=True)
         self._of_shards = compiled(self._run_shards)
         self._of_batch = compiled(self._run_batch)
@@ -75,7 +79,10 @@ class Predictor:
 
     def __call__(self, iterator: Iterator, traced: set[str]) -> Any:
         """Predicts the next batch of `iterator`, and returns tensors; `traced`: see `run_steps`. Collective."""
-        element, outputs = self._traced.run_steps(traced, "predict", self._of_shards, iterator)
+        with self._own_draws() if "predict" not in traced else contextlib.nullcontext():
+            element, outputs = self._traced.run_steps(traced, "predict", self._of_shards, iterator)
+        if not self._alone:
+            self._count.assign_add(1)
         if self._alone:
             return outputs
         total = int(gather_lib.of_first_replica(self._cluster, element["total"]))
@@ -83,6 +90,14 @@ class Predictor:
             return outputs
         with self._traced.as_traced("predict"):
             return self._of_batch(element)
+
+    @contextlib.contextmanager
+    def _own_draws(self) -> Iterator[None]:
+        """In the block, which traces predictions, the replicas draw different numbers; one alone draws as in Keras."""
+        with trainer.advance_in_block(self._model):
+            if not self._alone:
+                trainer.make_stateless(self._model, self._count, replicas_lib.replica_id, seed=0)
+            yield
 
     def _run_shards(self, iterator: Iterator) -> tuple[Any, Any]:
         """Returns the next batch and its outputs; these are None if the replicas' outputs are not rows of the batch."""
@@ -93,6 +108,7 @@ class Predictor:
     @tf.autograph.experimental.do_not_convert
     def _on_shard(self, element: Element) -> Any:
         """Returns the outputs of a replica's shard; None if they are not rows of one known shape."""
+        trainer.begin_evaluation_pass()
         outputs = self._model.predict_step(element["data"][0]) if self._divides else None
         if self._alone:
             return outputs

@@ -27,11 +27,11 @@ from tfdist.training.step.objective import Objective, ShardResult
 from tfdist.training.step.optimizer import start_averages, step_count
 from tfdist.training.step.random_numbers.repeated_passes import as_replica, draws_of_branch
 from tfdist.training.step.random_numbers.seed_generators import (
+    advance_in_block,
     begin_evaluation_pass,
     begin_forward_pass,
     make_stateless,
 )
-from tfdist.training.step.random_numbers.seed_generators import restore as restore_seed_generators
 from tfdist.training.step.random_numbers.stateful_random import draw_statelessly as stateless_draws
 from tfdist.training.step.train_step import add_to_totals, after_update, check_trainable
 from tfdist.training.step.updates.gathered_rows import gather as gather_rows

@@ -87,13 +87,24 @@ class TracedValues:
         """
         for kind in kinds if traces_now else ():
             self._values.setdefault(kind, _read(self._model))
-        changed = {key: value for kind in kinds for key, value in _changed(self._values.get(kind, {})).items()}
+        kept = [self._values.get(kind, {}) for kind in kinds]
+        changed = {key: value for values in kept for key, value in _changed(values).items()}
+        if any(name == "_trainable" for _, name in changed):
+            # Setting `trainable` of a layer sets that of the layers in it: all are set, which have the outer ones first.
+            changed |= {key: value for values in kept for key, value in values.items() if key[1] == "_trainable"}
         now = {key: (one, _value(one, key[1])) for key, (one, _) in changed.items()}
+        of_class = [
+            (one, name)
+            for (_, name), (one, _) in changed.items()
+            if not isinstance(one, dict) and name not in vars(one)
+        ]
         _write(changed)
         try:
             yield
         finally:
             _write(now)
+            for one, name in of_class:
+                vars(one).pop(name, None)
 
     def run_steps(self, traced: set[str], kind: str, run_steps: Any, *args: Any) -> Any:
         """Calls a function that runs "train" or "test" steps; its first call in a run traces it with the kept values.

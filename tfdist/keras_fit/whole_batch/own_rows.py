@@ -38,7 +38,8 @@ def call_loss(
     flat = tf.nest.flatten(given)
     decided = view.next_call(loss, flat, is_per_example(loss) and view.has_rows(y_pred))
     if not decided.by_rows:
-        return original(loss, *given)
+        value = original(loss, *given)
+        return view.part_of(value) if view.in_parts else value
     own = tf.nest.pack_sequence_as(given, view.rows_of_arguments(flat, decided))
     of_rows = loss.reduction in (None, "none")
     with patching.set_in_block(view, in_layer=True, reduces=not of_rows):

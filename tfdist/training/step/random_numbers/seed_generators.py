@@ -99,11 +99,22 @@ def make_stateless(model: keras.Model, step: keras.Variable, replica_id: Callabl
         _make_stateless(generator, step, replica_id, compute_seed)
 
 
-def restore(model: keras.Model) -> None:
-    """Undoes `make_stateless`: each generator advances its own state again."""
-    _unseeded.clear()
-    for generator in _generators(model):
-        vars(generator).pop("next", None)
+@contextlib.contextmanager
+def advance_in_block(model: keras.Model) -> Iterator[None]:
+    """In the block, until `make_stateless` is called, each generator advances its own state; then all is as before.
+
+    Blocks may be nested, as when a callback evaluates the model that is trained.
+    """
+    before = {id(generator): vars(generator).pop("next", None) for generator in _generators(model)}
+    unseeded, _unseeded[:] = [*_unseeded], []
+    try:
+        yield
+    finally:
+        _unseeded[:] = unseeded
+        for generator in _generators(model):
+            vars(generator).pop("next", None)
+            if before.get(id(generator)) is not None:
+                vars(generator)["next"] = before[id(generator)]
 
 
 def unseeded_generator(*, in_loops: bool) -> _Unseeded | None:
