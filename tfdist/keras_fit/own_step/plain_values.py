@@ -90,14 +90,11 @@ class TracedValues:
         kept = [self._values.get(kind, {}) for kind in kinds]
         changed = {key: value for values in kept for key, value in _changed(values).items()}
         if any(name == "_trainable" for _, name in changed):
-            # Setting `trainable` of a layer sets that of the layers in it: all are set, which have the outer ones first.
+            # Setting `trainable` of a layer sets that of the layers in it: all are set, the outer layers first.
             changed |= {key: value for values in kept for key, value in values.items() if key[1] == "_trainable"}
         now = {key: (one, _value(one, key[1])) for key, (one, _) in changed.items()}
-        of_class = [
-            (one, name)
-            for (_, name), (one, _) in changed.items()
-            if not isinstance(one, dict) and name not in vars(one)
-        ]
+        objects = [(one, name) for (_, name), (one, _) in changed.items() if not isinstance(one, dict)]
+        of_class = [(one, name) for one, name in objects if name not in vars(one)]
         _write(changed)
         try:
             yield

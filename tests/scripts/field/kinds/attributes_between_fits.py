@@ -74,3 +74,23 @@ histories = [model.fit(x, y, **fit).history]
 normalization.adapt(2 * x + 1)
 histories.append(model.fit(x, y, **fit).history)
 record(histories=histories, weights=model.get_weights())
+
+# A layer that is frozen within one that is not, and a class attribute, as an evaluation finds them.
+keras.utils.set_random_seed(1)
+base = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(3)])
+model = keras.Sequential([keras.Input((4,)), base, keras.layers.Dense(1)])
+base.trainable = False
+model.compile("sgd", "mse")
+model.fit(x, y, validation_data=(x, y), **fit)
+base.trainable, base.layers[0].trainable = True, False
+model.evaluate(x, y, verbose=0)
+model.compile("sgd", "mse")
+model.fit(x, y, **fit)
+scaled = Scaled()
+scaled.compile(keras.optimizers.SGD(0.01), "mse")
+for Scaled.of_class in (1.0, 2.0):
+    scaled.fit(x, y, **fit)
+Scaled.of_class = 3.0
+scaled.compile(keras.optimizers.SGD(0.01), "mse")
+scaled.fit(x, y, **fit)
+record(weights=[model.get_weights(), scaled.get_weights()], of_class=scaled.of_class)
