@@ -98,8 +98,13 @@ class AsyncCheckpointer:
         self.wait_until_idle(_MAX_WAIT_SECONDS)
         self._newest_step = step
         with self._changed:
-            if step in self._valid_steps or any(step == each.step for each in self._queue):
+            is_saved = step in self._valid_steps
+            if not is_saved and any(step == each.step for each in self._queue):
                 return
+        if is_saved:  # Its evaluation may be new: a run that was stopped before it has now evaluated this step.
+            self._update_directory(step, state)
+            return
+        with self._changed:
             if len(self._queue) > 1:
                 self._queue_warning(
                     f"{self._directory} is slow: the checkpoint of step {self._queue[0].step} is still being written; "

@@ -134,7 +134,10 @@ def acquire(
             log(f"took over {workdir} from a run that no longer exists: {holder}")
             break
         same_job = job != "" and holder.job == job
-        if (alive and not dead and not same_job) or time.monotonic() - started > wait_seconds:
+        # A run on another machine may be known to be dead only after the limit.
+        until_dead = 0.0 if alive else _DEAD_HEARTBEATS * holder.heartbeat_seconds + 2 * _POLL_SECONDS
+        waited = time.monotonic() - started
+        if (alive and not dead and not same_job) or waited > max(wait_seconds, until_dead):
             raise WorkdirInUseError(
                 f"{workdir} is in use by another run: {holder}. Stop that run, or choose another workdir; if there is "
                 f"no such run, remove {path}*."

@@ -103,10 +103,14 @@ class ImportHook(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname not in self._names:
             return None
-        self._names.discard(fullname)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
-        spec.loader.exec_module = lambda module: self._around(execute, module)
+
+        def execute_once(module: types.ModuleType) -> None:
+            self._names.discard(fullname)  # Not before: others may only ask whether the module exists.
+            self._around(execute, module)
+
+        spec.loader.exec_module = execute_once
         return spec
