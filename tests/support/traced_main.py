@@ -17,7 +17,7 @@ import threading
 import tfdist
 
 PACKAGE = f"{pathlib.Path(tfdist.__file__).parent}/"
-EXECUTION = ("training/execution.py", "__call__")
+EXECUTION = ("training/execution.py", "execute")
 PHASES = {
     ("training/checkpointing.py", "save"): "save",
     ("training/checkpointing.py", "save_stopped"): "stop",
