@@ -216,6 +216,8 @@ def newest_valid(directory: Path, report: Callable[[str], None], *, holds_lock: 
             if not steps:
                 break
             path = directory_lib.step_path(directory, steps[0])
+            if path.is_symlink() and not path.exists():  # A link to itself cannot be read, either.
+                raise DamagedCheckpointError(f"{path} is a link to nothing.")
             saved = verify(path)
         except DamagedCheckpointError as error:
             if os.path.lexists(path) or time.monotonic() > give_up:

@@ -241,7 +241,8 @@ class Reporter:
                 return
             self.failed_files.add(path)
             self.warning(
-                f"{path} cannot be written ({error.strerror}). Training continues, but records will be missing from it."
+                f"WARNING: {path} cannot be written ({error.strerror}). Training continues, but records will be "
+                "missing from it."
             )
 
 

@@ -70,13 +70,13 @@ def finished(tmp_path_factory) -> run_lib.Run:
 
 @pytest.fixture(autouse=True)
 def limited() -> Iterator[None]:
-    """Nothing waits for ever: a test has a minute."""
+    """Nothing waits for ever: a checkpoint that cannot be read is awaited for a minute."""
 
     def late(number, frame):
-        raise TimeoutError("not done after 60 s")
+        raise TimeoutError("not done after 100 s")
 
     old = signal.signal(signal.SIGALRM, late)
-    signal.alarm(60)
+    signal.alarm(100)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, old)
