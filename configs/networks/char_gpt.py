@@ -86,6 +86,9 @@ class Sample(keras.callbacks.Callback):
         file: path of the file; None: only print.
     """
 
+    # The chief alone prints and writes.
+    on_all_workers = False
+
     def __init__(
         self,
         characters: str,

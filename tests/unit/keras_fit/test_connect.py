@@ -16,6 +16,7 @@ from parameters import slow
 )
 def test_keras_has_the_backend_tensorflow_whatever_the_environment_says(code, printed, error):
     if error:
-        pytest.importorskip("scipy", reason="pip install scipy, which Keras' backend numpy needs")
+        for module in ("scipy", "jax"):
+            pytest.importorskip(module, reason=f"pip install {module}, which Keras' backend numpy needs")
     done = python("-c", code, code=None, start=subprocess.run, KERAS_BACKEND="numpy")
     assert done.stdout.strip() == printed and error in done.stderr and bool(done.stderr) == bool(error), done
