@@ -41,7 +41,8 @@ def one_is_missing(absent: int) -> None:
         assert f"rank {absent} (localhost:{ports[absent]})" in outcome.message
         assert ("nothing is listening there" in outcome.message) == (absent == 0)
         assert "config.cluster.connect_seconds" in outcome.message
-        assert 2.9 < outcome.seconds < 3.0 + GRACE_SECONDS
+        assert outcome.seconds < 3.0 + GRACE_SECONDS
+    assert max(outcome.seconds for outcome in outcomes) > 2.9  # One that starts later ends with the others.
     assert len({outcome.message for outcome in outcomes}) == 1
     assert_all_ports_are_free(ports)
 
