@@ -145,7 +145,7 @@ PRIVATE_NAMES = {
     "tfdist.keras_fit.whole_batch.rows": {
         "keras.src.backend.common.masking": "Keras' masks on predictions are gathered with them",
     },
-    "tfdist.keras_fit.whole_batch.shard_layers": {
+    "tfdist.keras_fit.whole_batch.attributes": {
         "_losses": "the replicas of a process trace a layer in turn, and each has losses of add_loss of its own",
     },
     "tfdist.training.features.callback_runner": {"_should_trace": "whether a TensorBoard callback acts on batches"},

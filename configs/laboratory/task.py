@@ -98,7 +98,7 @@ class Course:
 
 
 def load(file: Path) -> Course:
-    """Reads a course from a YAML file of configs/courses, in whose tasks `$NAME` stands for an entry of `texts`."""
+    """Reads a course from a YAML file of configs/courses. `$NAME` in its tasks stands for an entry of `texts`."""
     values = yaml.safe_load(file.read_text(encoding="utf-8"))
     texts: dict[str, str] = {}
     for name, text in values.pop("texts").items():

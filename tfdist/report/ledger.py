@@ -17,7 +17,7 @@ from tfdist import report
 from tfdist.report import files
 
 STARTS = "starts.jsonl"
-# Bytes of a line, padded with spaces, and of the text in it, each of which JSON may write with six bytes.
+# The bytes of a line, which is padded with spaces, and of the text in it. JSON may write each of these as six.
 _LINE_BYTES, _TEXT_BYTES = 1536, 200
 # Whether this process has opened a ledger: a script may open several.
 _opened = False

@@ -8,6 +8,7 @@ from tfdist.training.evaluation.evaluate import evaluate
 from tfdist.training.features.callback_runner import CallbackRunner
 from tfdist.training.loop import train
 from tfdist.training.opening import make_silent_services
+from tfdist.training.pruned import compute as compute_pruned
 from tfdist.training.run import Log, Run, replica_shard
 from tfdist.training.state import TrainingState
 from tfdist.training.step.build_context import build_context, compiles_with_xla, prepare_optimizer, restore_methods

@@ -47,7 +47,7 @@ class Stream(DataAdapter):
         self.passes.reset()
 
     def begin_epoch(self, first: int = 0) -> None:
-        """Begins an epoch, of which an earlier start has made the steps before `first`."""
+        """Begins an epoch at step `first`: an earlier start has made the steps before it."""
         self.on_epoch_begin()
         self.passes.begin()
         self.passes.skip(first)

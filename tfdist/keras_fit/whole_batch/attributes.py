@@ -56,6 +56,11 @@ def replace(
             vars(one)[name] = whole
 
 
+def added_losses(layer: keras.Layer) -> list[Any]:
+    """Returns Keras' list of the losses that a layer has added on this replica."""
+    return layer._losses
+
+
 class Attributes:
     """The attributes of objects, and what is in their lists and dicts, at one moment."""
 

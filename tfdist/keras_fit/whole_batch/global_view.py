@@ -26,7 +26,7 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.config import patching, text, user_code
 from tfdist.keras_fit import messages
-from tfdist.keras_fit.whole_batch import attributes, shard_layers
+from tfdist.keras_fit.whole_batch import attributes
 from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.rows import Rows
 from tfdist.training import api as trainer
@@ -243,7 +243,7 @@ class GlobalView:
         with patching.set_in_block(self, losses=[], compiles=True):
             results, masks, logits, losses = compiled([one for one in flat if _is_tensor(one)])
         for (layer, index), loss in zip(places, losses, strict=True):
-            shard_layers.added_losses(layer)[index] = self._whole_loss(loss)
+            attributes.added_losses(layer)[index] = self._whole_loss(loss)
         found = iter(results)
         made = [next(found) if _is_tensor(one) else one for one in tf.nest.flatten(inner)]
         for place, one in enumerate(made):
@@ -384,9 +384,9 @@ class GlobalView:
     def add_loss(self, original: Callable[..., None], layer: keras.Layer, loss: Any) -> None:
         """Replaces `add_loss` of a layer: what it adds on this replica's rows becomes a loss of the global batch."""
         if self.compiles:
-            before = len(shard_layers.added_losses(layer)[:])
+            before = len(attributes.added_losses(layer))
             original(layer, loss)
-            added = enumerate(shard_layers.added_losses(layer)[:])
+            added = enumerate(attributes.added_losses(layer))
             self.losses += [((layer, index), one) for index, one in added if index >= before]
         elif self.on_rows is not None and not self.in_inner_graph:
             original(layer, [self._whole_loss(one) for one in keras.tree.flatten(loss)])

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -268,7 +268,7 @@ def mixing_layers(
         return [value for *_, value in probe.found]
 
     try:
-        values = _values(differences, flat)
+        values = [float(one) for one in trainer.compute_pruned(differences, flat)]
     except Exception as error:  # A step that needs other values or another size.
         return [], [], [f"a layer (a call with random values raised {type(error).__name__})"]
     (probe,) = probes
@@ -279,10 +279,3 @@ def mixing_layers(
         words for layer, words in mixing if words != _name(layer) or not ids & {id(part) for part in _parts(layer)[1:]}
     ]
     return [layer for layer, _ in mixing], list(dict.fromkeys(inner)), list(untried)
-
-
-def _values(differences: Callable[..., list[tf.Tensor]], given: Sequence[tf.Tensor]) -> list[float]:
-    """Returns the values that a function computes; runs nothing that it writes or prints, and no metrics."""
-    with tf.device("CPU:0"):  # GPUs may round products to few digits.
-        function = tf.compat.v1.wrap_function(differences, [tf.TensorSpec.from_tensor(one) for one in given])
-    return [float(one) for one in function.prune(function.inputs[: len(given)], function.outputs)(*given)]

@@ -72,8 +72,3 @@ def _refuse(cluster: Cluster, layers: list[keras.Layer]) -> None:
                 f"The layer {layer.name!r} is {why}, which cannot be divided among {cluster.num_replicas} replicas. "
                 "Start one worker with one device, or set stateful=False or another dtype, such as mixed_bfloat16."
             )
-
-
-def added_losses(layer: keras.Layer) -> Any:
-    """Returns the list of the losses that a layer has added on this replica."""
-    return layer._losses

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.data.feed import Batch
 from tfdist.report.reporter import Reporter
+from tfdist.training import pruned
 from tfdist.training.run import Run
 from tfdist.training.step.objective import Objective
 
@@ -66,7 +67,7 @@ def coupled(objective: Objective, batch: Batch) -> Iterator[str]:
         return
     for name in few:
         one, same, other = (values[name] for values in (few, again, more))
-        # A value that differs between equal batches is drawn at random, and tells nothing.
+        # A value that differs between equal batches is drawn at random: it is not compared.
         if one == same and not math.isclose(one, other, rel_tol=_COUPLED, abs_tol=_COUPLED):
             yield (
                 f"config.objective: {name!r} of an example depends on other examples: that of the first one is "
@@ -90,9 +91,8 @@ def _values_of_first(objective: Objective, batch: Batch, count: int) -> dict[str
         return [tf.cast(value[0], tf.float32) for value in found.values()]
 
     tensors = [tf.constant(value[:count]) for value in batch.values()]
-    function = tf.compat.v1.wrap_function(values, [tf.TensorSpec.from_tensor(one) for one in tensors])
-    pruned = function.prune(function.inputs[: len(tensors)], function.outputs)  # Without what it writes or prints.
-    return {name: float(value) for name, value in zip(names, pruned(*tensors), strict=True)}
+    computed = pruned.compute(values, tensors)
+    return {name: float(value) for name, value in zip(names, computed, strict=True)}
 
 
 def _scaled_twice(model: keras.Model, inputs: np.ndarray, prepare: dict[str, Any]) -> Iterator[str]:

@@ -21,7 +21,7 @@ class Vector(keras.Sequential):
 
 
 class Targets(keras.Sequential):
-    """Gives Keras' compute_loss targets of which the trace does not know the number of rows."""
+    """Passes targets with an unknown number of rows to Keras' compute_loss."""
 
     def train_step(self, data):
         x, y = data

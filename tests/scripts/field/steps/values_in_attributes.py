@@ -6,7 +6,7 @@ from recording import record
 
 
 class Shifted(layers.Layer):
-    """Adds what the step has set, and keeps what it has computed."""
+    """Adds its attribute `shift`, which the step sets, and keeps statistics of its inputs."""
 
     def __init__(self):
         super().__init__()
